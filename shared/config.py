@@ -1,0 +1,318 @@
+"""The one typed settings tree, read from pipeline.yaml.
+
+What a setting means stands beside its value in pipeline.yaml; here are its type and the checks. Values are resolved in
+this order: top level of the file, then the chosen profile, then `--set section.key=value`. Unknown keys and values of a
+wrong type are errors that name the key and the nearest valid one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from shared.errors import UserError
+
+PROFILES = ("gpu", "cpu")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    spider_dir: str | None
+    bad_rows: Literal["fail", "skip"]
+    questions_per_database: int
+    unseen_databases: int
+    test_share: float
+    val_share: float
+
+
+@dataclass(frozen=True)
+class SandboxConfig:
+    timeout_seconds: float
+    max_rows: int
+    max_compare_rows: int
+    max_result_bytes: int
+
+
+@dataclass(frozen=True)
+class AgentConfig:
+    max_turns: int
+    max_turn_tokens: int
+    context_tokens: int
+    observation_tokens: int
+
+
+@dataclass(frozen=True)
+class SftConfig:
+    max_traces: int
+    wrong_turn_share: float
+    search_miss_share: float
+    parallel_share: float
+    lora_rank: int
+    lora_alpha: int
+    lora_dropout: float
+    learning_rate: float
+    warmup_share: float
+    epochs: int
+    batch_size: int
+    gradient_accumulation: int
+    max_length: int
+    gradient_checkpointing: bool
+    dtype: Literal["bfloat16", "float32"]
+    eval_steps: int
+    keep_checkpoints: int
+
+
+@dataclass(frozen=True)
+class GrpoConfig:
+    train_batch_size: int
+    rollouts_per_question: int
+    temperature: float
+    max_prompt_length: int
+    max_response_length: int
+    trajectory_response_length: int
+    mini_batch_size: int
+    micro_batch_size: int
+    max_token_len_per_gpu: int
+    learning_rate: float
+    clip_low: float
+    clip_high: float
+    entropy_coeff: float
+    lora_rank: int
+    lora_alpha: int
+    param_offload: bool
+    optimizer_offload: bool
+    gradient_checkpointing: bool
+    weight_bucket_mb: int
+    epochs: int
+    total_steps: int | None
+    val_before_train: bool
+    val_questions: int
+    test_every: int
+    save_every: int
+    keep_checkpoints: int
+    nodes: int
+    gpus_per_node: int
+    episode_timeout_seconds: float
+    concurrency: int
+    sync_tolerance: float
+    reward_valid_call: float
+    reward_executed: float
+    reward_right_tables: float
+
+
+@dataclass(frozen=True)
+class VllmConfig:
+    tool_call_parser: str
+    tensor_parallel: int
+    gpu_memory_utilization: float
+    enforce_eager: bool
+    max_model_len: int
+    max_num_seqs: int
+    num_gpu_blocks_override: int | None
+    cpu_kv_cache_gib: int
+    start_timeout_seconds: float
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    questions: int
+    concurrency: int
+    temperature: float
+    bootstrap_samples: int
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    tensorboard: bool
+    wandb: bool
+
+
+@dataclass(frozen=True)
+class Config:
+    """All settings of one run; `profile` is the device the values were resolved for."""
+
+    profile: Literal["gpu", "cpu"]
+    model: str
+    seed: int
+    runs_dir: str
+    data: DataConfig
+    sandbox: SandboxConfig
+    agent: AgentConfig
+    sft: SftConfig
+    grpo: GrpoConfig
+    vllm: VllmConfig
+    evaluate: EvaluateConfig
+    logging: LoggingConfig
+
+
+def load_config(path: Path, profile: str | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Read `path`, apply the profile (None: gpu if CUDA is there, else cpu) and the `key=value` overrides.
+
+    Raises UserError for an unreadable file, unknown keys, wrong types and values that contradict each other.
+    """
+    document = _read_yaml(path)
+    profiles = document.pop("profiles", None) or {}
+    profile = profile or default_profile()
+    if profile not in PROFILES:
+        raise UserError(f"--profile {profile!r} does not exist; choose one of {', '.join(PROFILES)}.")
+    values = _merge(document, profiles.get(profile) or {})
+    for override in overrides:
+        _apply_override(values, override)
+    config = _build(Config, {**values, "profile": profile}, "")
+    _check(config)
+    return config
+
+
+def default_profile() -> str:
+    """`gpu` when an NVIDIA driver answers, else `cpu`; needs no torch."""
+    return "gpu" if Path("/proc/driver/nvidia/version").exists() else "cpu"
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The config (or one section) as plain JSON-able values."""
+    return dataclasses.asdict(config)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"Config file {path} cannot be read ({error.strerror}); give its path with --config.") from error
+    except yaml.YAMLError as error:
+        raise UserError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(document, dict):
+        raise UserError(f"Config file {path} must hold a mapping of settings; start from the shipped pipeline.yaml.")
+    return document
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = _merge(merged[key], value) if both else value
+    return merged
+
+
+def _apply_override(values: dict[str, Any], override: str) -> None:
+    key, separator, text = override.partition("=")
+    if not separator:
+        raise UserError(f"--set {override!r} has no '='; write --set section.key=value.")
+    known = setting_types()
+    if key not in known:
+        raise UserError(f"--set {key}: there is no such setting{_nearest(key, list(known))}.")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    *sections, leaf = key.split(".")
+    for section in sections:
+        values = values[section]
+    values[leaf] = text if known[key] is str else value
+
+
+def setting_types() -> dict[str, Any]:
+    """Every settable key in dotted form with its type."""
+    return {key: kind for key, kind in _leaves(Config, "") if key != "profile"}
+
+
+def _leaves(cls: type, prefix: str) -> typing.Iterator[tuple[str, Any]]:
+    for name, kind in get_type_hints(cls).items():
+        if dataclasses.is_dataclass(kind):
+            yield from _leaves(typing.cast(type, kind), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", kind
+
+
+def _nearest(key: str, known: Sequence[str]) -> str:
+    leaf_matches = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
+    close = leaf_matches or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _build(cls: type, values: Any, prefix: str) -> Any:
+    hints = get_type_hints(cls)
+    if not isinstance(values, Mapping):
+        raise UserError(f"Setting {prefix.rstrip('.')} must be a section with keys, not {values!r}.")
+    for key in values:
+        if key not in hints:
+            raise UserError(f"Unknown setting {prefix}{key} in the config{_nearest(str(key), list(hints))}.")
+    missing = [key for key in hints if key not in values]
+    if missing:
+        raise UserError(f"The config lacks {prefix}{missing[0]}; copy it from the shipped pipeline.yaml.")
+    built = {}
+    for key, kind in hints.items():
+        name = f"{prefix}{key}"
+        nested = dataclasses.is_dataclass(kind)
+        built[key] = _build(typing.cast(type, kind), values[key], f"{name}.") if nested else _typed(name, kind, values[key])
+    return cls(**built)
+
+
+def _typed(name: str, kind: Any, value: Any) -> Any:
+    origin = get_origin(kind)
+    if origin is Literal:
+        if value in get_args(kind):
+            return value
+        raise UserError(f"Setting {name} is {value!r}; choose one of {', '.join(map(str, get_args(kind)))}.")
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _typed(name, next(arm for arm in get_args(kind) if arm is not type(None)), value)
+    if kind is float and isinstance(value, str):  # YAML reads 1e-5 as text
+        try:
+            value = float(value)
+        except ValueError:
+            pass
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        raise UserError(f"Setting {name} is {value!r}, which is not of type {kind.__name__}.")
+    return value
+
+
+_POSITIVE = (
+    "sandbox.timeout_seconds sandbox.max_rows agent.max_turns agent.max_turn_tokens agent.context_tokens "
+    "agent.observation_tokens sft.max_traces sft.lora_rank sft.epochs sft.batch_size sft.gradient_accumulation "
+    "sft.max_length sft.eval_steps sft.learning_rate grpo.train_batch_size grpo.mini_batch_size grpo.micro_batch_size "
+    "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions "
+    "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database"
+).split()
+_SHARES = "data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()
+
+
+def _check(config: Config) -> None:
+    for key in _POSITIVE:
+        if _get(config, key) <= 0:
+            raise UserError(f"Setting {key} is {_get(config, key)}; it must be above 0.")
+    for key in _SHARES:
+        if not 0 <= _get(config, key) < 1:
+            raise UserError(f"Setting {key} is {_get(config, key)}; it must lie between 0 and 1.")
+    grpo = config.grpo
+    if grpo.rollouts_per_question < 2:
+        raise UserError("Setting grpo.rollouts_per_question must be at least 2: GRPO compares episodes of one question.")
+    if grpo.mini_batch_size > grpo.train_batch_size:
+        raise UserError(
+            f"Setting grpo.mini_batch_size ({grpo.mini_batch_size}) exceeds grpo.train_batch_size "
+            f"({grpo.train_batch_size}), so every step would be skipped; lower it."
+        )
+    if config.agent.context_tokens > config.vllm.max_model_len:
+        raise UserError(
+            f"Setting agent.context_tokens ({config.agent.context_tokens}) exceeds vllm.max_model_len "
+            f"({config.vllm.max_model_len}); lower the first or raise the second."
+        )
+    if grpo.reward_valid_call + grpo.reward_executed + grpo.reward_right_tables >= 0.5:
+        raise UserError("The dense rewards grpo.reward_* add up to 0.5 or more; they must stay below half a correct answer.")
+
+
+def _get(config: Config, key: str) -> Any:
+    value: Any = config
+    for part in key.split("."):
+        value = getattr(value, part)
+    return value

@@ -1,0 +1,110 @@
+"""The typed records that stages exchange: a question, a tool call, a turn, an episode.
+
+Everything here is plain data: no I/O, no third-party import. Records that reach disk go through `to_json` / `from_json`,
+one object per JSONL line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+"""One OpenAI chat message: role, content, and for assistants optionally `tool_calls` (arguments as a JSON string)."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One text-to-SQL task: a question about a database and the gold SQL that answers it."""
+
+    id: str  # unique within a data set, stable across runs
+    db_id: str  # name of the database
+    question: str
+    gold_sql: str
+    database: str  # path of the SQLite file
+    difficulty: str = "unknown"  # easy | medium | hard | unknown
+    form: str = ""  # generator form or source, for reports
+    split_kind: str = ""  # "seen_database" | "unseen_database" in the test split, else ""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A tool call as the model meant it; `arguments` is the decoded JSON object."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class StopReason(enum.StrEnum):
+    """Why an episode ended. Infrastructure endings are never rewarded or scored as wrong answers."""
+
+    ANSWERED = "answered"  # the model gave a final answer without a tool call
+    TURN_LIMIT = "turn_limit"  # the last allowed turn still asked for a tool
+    CONTEXT_LIMIT = "context_limit"  # the next prompt would not fit the context window
+    LENGTH = "length"  # the final turn was cut by the token limit of one turn
+    NO_ANSWER = "no_answer"  # the model sent an empty message
+    INFRASTRUCTURE = "infrastructure"  # the endpoint, the sandbox or the machine failed; see `Episode.error`
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One model turn and what became of it."""
+
+    text: str | None  # raw text of the model, special tokens removed; None when the server gave no token ids
+    content: str  # text outside of tool calls, as the server's parser returned it
+    calls: tuple[ToolCall, ...]
+    malformed: tuple[str, ...]  # one sentence for each call that could not be read
+    observations: tuple[str, ...]  # one per call, then one per malformed call
+    ok: tuple[bool, ...]  # parallel to `observations`: the tool ran without error
+    hermes_calls: int | None  # calls the stock Hermes grammar finds in `text`; None when `text` is None
+    prompt_tokens: int
+    completion_tokens: int
+    merged: bool | None  # its prompt starts with the previous prompt + response tokens; None for the first turn
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One run of the agent on one question. `messages` is the whole conversation, system prompt first."""
+
+    question_id: str
+    turns: tuple[Turn, ...]
+    stop: StopReason
+    submitted_sql: str | None  # last ```sql block of the final answer, else last successful execute_sql
+    messages: list[Message] = field(default_factory=list)
+    error: str = ""  # for StopReason.INFRASTRUCTURE
+    seconds: float = 0.0
+
+
+def to_json(record: Any) -> str:
+    """One JSONL line (without newline) of a record."""
+    return json.dumps(dataclasses.asdict(record), ensure_ascii=False)
+
+
+def question_from_json(line: str) -> Question:
+    """Inverse of `to_json` for questions; unknown fields raise TypeError."""
+    return Question(**json.loads(line))
+
+
+def write_jsonl(path: Path, records: Iterable[Any]) -> int:
+    """Write records to `path` through a temporary file (a reader never sees half a file); returns the row count."""
+    partial = path.with_name(path.name + ".partial")
+    count = 0
+    with partial.open("w", encoding="utf-8") as stream:
+        for record in records:
+            stream.write((json.dumps(record, ensure_ascii=False) if isinstance(record, dict) else to_json(record)) + "\n")
+            count += 1
+    partial.replace(path)
+    return count
+
+
+def read_questions(path: Path) -> Iterator[Question]:
+    """Questions of a JSONL file written by `write_jsonl`, in order."""
+    with path.open(encoding="utf-8") as stream:
+        for line in stream:
+            if line.strip():
+                yield question_from_json(line)
