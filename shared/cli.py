@@ -1,0 +1,61 @@
+"""What every command line of the pipeline shares: the common options and the exit codes.
+
+Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 interrupted; anything else is a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from shared.config import PROFILES, Config, load_config
+from shared.errors import UserError
+from shared.runs import RunDirectory
+
+
+def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Parser with --config, --profile, --set, --run-name and --dry-run."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument("--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)")
+    parser.add_argument("--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu")
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
+                        help="change one setting for this run, e.g. --set sft.epochs=3; may be repeated")  # fmt: skip
+    parser.add_argument("--run-name", default="main", help="folder under runs_dir (default: main)")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved plan and every path, change nothing")
+    return parser
+
+
+def resolve(args: argparse.Namespace) -> tuple[Config, RunDirectory]:
+    """The settings and the run directory that the common options name."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", args.run_name):
+        raise UserError(f"--run-name {args.run_name!r} may hold only letters, digits, '.', '_' and '-'.")
+    config = load_config(args.config, args.profile, args.overrides)
+    return config, RunDirectory(Path(config.runs_dir).resolve() / args.run_name)
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run a command's main function and turn its ending into an exit code; SIGTERM unwinds like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        main()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        sys.exit(130)
+    except OSError as error:
+        if error.errno != 28:
+            raise
+        print(f"error: The disk is full ({error.filename or 'no space left'}); free some space and run the same command "
+              "again, it continues where it stopped.", file=sys.stderr)  # fmt: skip
+        sys.exit(2)
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

