@@ -21,7 +21,9 @@ from shared.runs import RunDirectory
 def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
     """Parser with --config, --profile, --set, --run-name and --dry-run."""
     parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.add_argument("--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)")
+    parser.add_argument(
+        "--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)"
+    )
     parser.add_argument("--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu")
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
                         help="change one setting for this run, e.g. --set sft.epochs=3; may be repeated")  # fmt: skip

