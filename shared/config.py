@@ -182,6 +182,13 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def config_from_dict(values: Mapping[str, Any]) -> Config:
+    """Inverse of `to_dict` for a whole config, with the same checks as for a file."""
+    config: Config = _build(Config, values, "")
+    _check(config)
+    return config
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -1,0 +1,45 @@
+"""What every process of stage 2 does before it touches VERL: Ray calls `setup` when a worker starts, the driver itself.
+
+The order matters: the patches must be in place before the first import of verl.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from stage2_grpo import cpu_backend, import_hooks
+
+HOOK = "stage2_grpo.worker_setup.setup"
+
+
+def setup() -> None:
+    """Prepare this process."""
+    cpu_backend.activate()
+    patches: dict[str, import_hooks.Patch] = {"agentlightning.verl.trainer": _guard_trainer}
+    if importlib.util.find_spec("flash_attn") is None:
+        patches["verl.utils.attention_utils"] = _unpad_without_flash_attn
+    import_hooks.install(patches)
+    from agentlightning.verl.per_rollout_loss import register_in_worker
+
+    register_in_worker()
+
+
+def _guard_trainer(module: Any) -> None:
+    """Agent Lightning names its trainer class by hand; ours adds the weight guard and drops unrewarded episodes."""
+    from stage2_grpo.trainer import guarded
+
+    import_hooks.replace(
+        module, "AgentLightningRayPPOTrainer", guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
+    )
+
+
+def _unpad_without_flash_attn(module: Any) -> None:
+    """VERL imports flash_attn for its unpadding helpers on every device but NPUs; its copy for NPUs is plain torch."""
+
+    def functions() -> tuple[Any, Any, Any, Any]:
+        from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, rearrange, unpad_input
+
+        return index_first_axis, pad_input, rearrange, unpad_input
+
+    import_hooks.replace(module, "_get_attention_functions", functions)
