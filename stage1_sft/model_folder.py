@@ -1,0 +1,72 @@
+"""Model folders on disk: what makes one complete, and how one appears all at once.
+
+A folder under its final name is always finished: it is built beside its place as `<name>.partial` and renamed last, so a
+killed process leaves nothing that could be taken for a model. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import shared
+from shared.errors import UserError
+
+TEMPLATE_FILE = "chat_template.jinja"
+
+
+def tool_template() -> str:
+    """Our ChatML chat template, whose tool calls read exactly as `shared.tool_calls.render_turn` writes them."""
+    return (Path(shared.__file__).parent / "templates" / "chatml_tools.jinja").read_text(encoding="utf-8")
+
+
+@contextlib.contextmanager
+def publish(target: Path) -> Iterator[Path]:
+    """Yield an empty folder to fill; it becomes `target` (replacing an older one) only when the block ends well."""
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    if target.exists():
+        shutil.rmtree(target)
+    partial.rename(target)
+
+
+def is_adapter(folder: Path) -> bool:
+    """True for a folder that holds a PEFT adapter instead of a whole model."""
+    return (folder / "adapter_config.json").exists() and not _has_weights(folder)
+
+
+def check_model_folder(folder: Path, setting: str = "model") -> None:
+    """Raise UserError unless `folder` is a whole Hugging Face model: config, weights and tokenizer.
+
+    `setting` names where the path came from, for the message.
+    """
+    if is_adapter(folder):
+        raise UserError(
+            f"{setting} {folder} is a LoRA adapter, not a whole model; merge it first with "
+            f"`python -m stage1_sft merge {folder} --out FOLDER` and give that FOLDER."
+        )
+    if not (folder / "config.json").exists():
+        raise UserError(f"{setting} {folder} has no config.json, so it is not a Hugging Face model folder.")
+    if not _has_weights(folder):
+        raise UserError(
+            f"{setting} {folder} has no complete weights (model.safetensors or its shards); the copy or "
+            "training that made it did not finish: make it again."
+        )
+    if not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise UserError(f"{setting} {folder} has no tokenizer; copy tokenizer.json and tokenizer_config.json into it.")
+
+
+def _has_weights(folder: Path) -> bool:
+    for index in folder.glob("*.index.json"):
+        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
+        return bool(shards) and all((folder / shard).exists() for shard in shards)
+    return any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin"))
