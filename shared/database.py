@@ -273,11 +273,11 @@ def _authorizer(deadline: float) -> Callable[[int, str | None, str | None, str |
 
 def _denial(error: sqlite3.Error, sql: str) -> str:
     if "function" in str(error):
-        return f"Denied: {error}."
+        return f"This is not allowed: {error}."
     words = re.sub(r"--[^\n]*|/\*.*?\*/", " ", sql, flags=re.DOTALL).split(maxsplit=1)
     first = words[0].upper() if words else ""
     what = "This statement" if first in ("SELECT", "WITH", "EXPLAIN", "VALUES") else first
-    return f"Denied: {what} is not allowed, the database is read-only; only SELECT works."
+    return f"{what} is not allowed, the database is read-only; only SELECT works."
 
 
 def _encodable(sql: str) -> str:
