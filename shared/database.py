@@ -1,48 +1,31 @@
-"""Read-only SQLite behind limits: the only place where SQL written by a model runs.
+"""A SQLite database that a model may query: schema, results, and errors it can act on.
 
-The file is opened read-only and immutable, an authorizer lets through nothing but reading, a deadline stops long
-queries, and lengths, rows, bytes and memory are capped. All of it is needed together: `mode=ro` alone still lets ATTACH
-create files. Every call opens its own connection (a fraction of a millisecond), so calls may come from any thread and leave no state.
-
-Limits: the deadline is looked at between SQLite's instructions, so a single call of a built-in function always ends
-first; the length cap keeps such a call short. The memory cap is SQLite's own and holds for the whole process.
+The SQL itself runs in separate small processes (shared/sandbox.py) that are kept for the next query and end with this
+one; a query that cannot be stopped otherwise takes only its own process with it. Calls may come from any thread.
+Limit: SQLite's C code is trusted to be free of exploitable bugs; there is no system-call filter.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import re
+import os
 import shutil
+import signal
 import sqlite3
+import subprocess
+import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from shared import sandbox
 from shared.config import SandboxConfig
 from shared.errors import UserError
-
-_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_DENIED_FUNCTIONS = frozenset(
-    "load_extension fts3_tokenizer sqlite_log zeroblob randomblob readfile writefile edit".split()
-)
-_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
-_SQLITE_LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,  # bytes of one text, blob or row
-    sqlite3.SQLITE_LIMIT_SQL_LENGTH: 50_000,
-    sqlite3.SQLITE_LIMIT_COLUMN: 400,
-    sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
-    sqlite3.SQLITE_LIMIT_COMPOUND_SELECT: 60,
-    sqlite3.SQLITE_LIMIT_VDBE_OP: 200_000,
-    sqlite3.SQLITE_LIMIT_ATTACHED: 0,
-    sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
-}
-_MEMORY_BYTES = 1 << 30
-_INSTRUCTIONS_PER_CHECK = 1_000
 
 
 class SqlError(Exception):
@@ -107,9 +90,8 @@ class Database:
         self.limits = limits
         if not self.path.is_file():
             raise UserError(f"Database {self.path} does not exist; check the `database` path of the questions.")
-        self._private: tempfile.TemporaryDirectory[str] | None = None
         with self._damage_is_the_users():
-            self._file = self._settled_file()
+            self._uri = f"{self._settled_file().resolve().as_uri()}?mode=ro&immutable=1"
             if not self.schema.tables:
                 raise UserError(f"Database {self.path} holds no table; check that it is the right file.")
 
@@ -121,7 +103,7 @@ class Database:
     @cached_property
     def schema(self) -> Schema:
         """Tables, columns and keys; views that SQLite itself cannot resolve are left out."""
-        with self._damage_is_the_users(), contextlib.closing(self._open()) as connection:
+        with self._damage_is_the_users(), contextlib.closing(sandbox.connect(self._uri)) as connection:
             names = connection.execute(
                 "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
             ).fetchall()
@@ -133,82 +115,28 @@ class Database:
 
         Raises SqlError for everything the author of the SQL can change, UserError for a damaged file.
         """
-        deadline = time.monotonic() + self.limits.timeout_seconds
-        with self._damage_is_the_users(), contextlib.closing(self._guarded(deadline)) as connection:
-            try:
-                cursor = connection.execute(_encodable(sql))
-                return self._fetch(cursor, self.limits.max_rows if max_rows is None else max_rows)
-            except MemoryError:
-                raise SqlError(
-                    "The query needs too much memory; select fewer rows or shorter values.", "too_large"
-                ) from None
-            except sqlite3.Error as error:
-                if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGE:
-                    raise
-                raise self._explain(error, sql, time.monotonic() >= deadline) from None
+        if "\0" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
+            raise SqlError("The SQL holds a character that SQLite cannot read; write plain text.")
+        wanted = self.limits.max_rows if max_rows is None else max_rows
+        kind, *answer = self._ask("answer", sql, wanted, self.limits.max_result_bytes)
+        if kind == "damage":
+            raise UserError(f"Database {self.path} cannot be read ({answer[0]}); restore or replace the file.")
+        if kind != "rows":
+            raise SqlError(answer[0], kind)
+        return QueryResult(*answer)
 
     def text_in_double_quotes(self, sql: str) -> str | None:
         """The first "name" in `sql` that is no column, which SQLite therefore reads as a text; None if there is none."""
-        if '"' not in sql:
-            return None
-        deadline = time.monotonic() + self.limits.timeout_seconds
-        with contextlib.closing(self._guarded(deadline)) as connection:
-            connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
-            try:
-                connection.execute(f"EXPLAIN {sql}")
-            except (sqlite3.Error, MemoryError) as error:
-                found = re.match(r'no such column: "?(.*?)"?(?: - should this be .*)?$', str(error), re.DOTALL)
-                return found[1] if found and f'"{found[1]}"' in sql else None
-        return None
+        return self._ask("unknown_name", sql) if '"' in sql else None
 
-    def _open(self) -> sqlite3.Connection:
-        uri = f"{self._file.resolve().as_uri()}?mode=ro&immutable=1"
-        connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
-        connection.text_factory = lambda value: value.decode("utf-8", "replace")
-        return connection
-
-    def _guarded(self, deadline: float) -> sqlite3.Connection:
-        """A connection that can only read, until `deadline` (seconds of the monotonic clock)."""
-        connection = self._open()
-        connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
-        connection.setconfig(sqlite3.SQLITE_DBCONFIG_TRUSTED_SCHEMA, False)
-        connection.executescript(
-            f"PRAGMA query_only=1; PRAGMA temp_store=MEMORY; PRAGMA hard_heap_limit={_MEMORY_BYTES};"
-        )
-        for limit, value in _SQLITE_LIMITS.items():
-            connection.setlimit(limit, value)
-        connection.set_authorizer(_authorizer(deadline))
-        connection.set_progress_handler(lambda: time.monotonic() >= deadline, _INSTRUCTIONS_PER_CHECK)
-        return connection
-
-    def _fetch(self, cursor: sqlite3.Cursor, max_rows: int) -> QueryResult:
-        if cursor.description is None:
-            raise SqlError("The SQL holds no query; send one SELECT statement.")
-        rows: list[tuple[Any, ...]] = []
-        bytes_left = self.limits.max_result_bytes
-        truncated = False
-        for row in cursor:
-            bytes_left -= sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
-            if len(rows) >= max_rows or bytes_left < 0:
-                truncated = True
-                break
-            rows.append(row)
-        return QueryResult(tuple(column[0] for column in cursor.description), tuple(rows), truncated)
-
-    def _explain(self, error: sqlite3.Error, sql: str, late: bool) -> SqlError:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if late and code in (sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_AUTH):
-            seconds = f"{self.limits.timeout_seconds:g}"
-            return SqlError(f"The query was stopped after {seconds} s; filter earlier or join on keys.", "timeout")
-        if code == sqlite3.SQLITE_AUTH:
-            return SqlError(_denial(error, sql), "denied")
-        if code == sqlite3.SQLITE_TOOBIG or isinstance(error, sqlite3.DataError):
-            return SqlError(f"The query is too large for SQLite's limits ({error}).", "too_large")
-        if "one statement at a time" in str(error):
-            return SqlError("Send one statement per call, without a second one after the semicolon.")
-        if "bindings supplied" in str(error):
-            return SqlError("Parameters such as ? or :name have no value here; write the values into the SQL.")
-        return SqlError(str(error))
+    def _ask(self, name: str, sql: str, *caps: int) -> Any:
+        seconds = self.limits.timeout_seconds
+        while True:
+            worker = _take_idle() or _Worker()
+            with contextlib.suppress(BrokenPipeError):  # ended while idle: take another one
+                result = worker.ask((name, self._uri, sql, seconds, *caps))
+                _idle.append(worker)
+                return result
 
     @contextlib.contextmanager
     def _damage_is_the_users(self) -> Iterator[None]:
@@ -224,13 +152,66 @@ class Database:
         logs = [log for log in logs if log.is_file() and log.stat().st_size]
         if not logs:
             return self.path
-        self._private = tempfile.TemporaryDirectory(prefix="firstcall-")
+        folder = Path(tempfile.mkdtemp(prefix="firstcall-"))
+        weakref.finalize(self, shutil.rmtree, folder)
         for file in (self.path, *logs):
-            shutil.copyfile(file, Path(self._private.name) / file.name)
-        copy = Path(self._private.name) / self.path.name
+            shutil.copyfile(file, folder / file.name)
+        copy = folder / self.path.name
         with contextlib.closing(sqlite3.connect(copy)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()
         return copy
+
+
+class _Worker:
+    """One sandbox process. It ends itself when its stdin closes, so none outlives this process."""
+
+    def __init__(self) -> None:
+        command = [sys.executable, "-I", "-S", sandbox.__file__]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+
+    def ask(self, request: tuple[Any, ...]) -> Any:
+        """Send one request and wait for its answer; raises SqlError when the query ended the process."""
+        sandbox.send(_open(self._process.stdin), request)
+        try:
+            return sandbox.receive(_open(self._process.stdout))
+        except EOFError:
+            code = self.close()
+        if code == -signal.SIGALRM:
+            raise SqlError(sandbox.timeout_message(f"{request[3]:g}"), "timeout")
+        if code < 0:
+            raise SqlError("The query used up the memory of the sandbox; select less at once.", "too_large")
+        raise RuntimeError(f"the SQL sandbox ended with exit code {code}; its message stands above")
+
+    def close(self) -> int:
+        """End the process and return its exit code."""
+        with contextlib.suppress(BrokenPipeError):
+            _open(self._process.stdin).close()
+        _open(self._process.stdout).close()
+        return self._process.wait()
+
+
+def _open(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None
+    return stream
+
+
+_idle: list[_Worker] = []  # append and pop are atomic
+
+
+def _take_idle() -> _Worker | None:
+    try:
+        return _idle.pop()
+    except IndexError:
+        return None
+
+
+def _close_idle() -> None:
+    while worker := _take_idle():
+        worker.close()
+
+
+atexit.register(_close_idle)
+os.register_at_fork(after_in_child=_idle.clear)  # the pipes belong to the parent
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[Column, ...]:
@@ -258,29 +239,3 @@ def _reference(key: tuple[str, str | None] | None) -> str | None:
     if key is None:
         return None
     return f"{key[0]}.{key[1]}" if key[1] else key[0]
-
-
-def _authorizer(deadline: float) -> Callable[[int, str | None, str | None, str | None, str | None], int]:
-    """Allows reading until the deadline, which SQLite's planner would not look at by itself."""
-
-    def decide(action: int, _: str | None, function: str | None, *__: str | None) -> int:
-        harmless = action != sqlite3.SQLITE_FUNCTION or (function or "").lower() not in _DENIED_FUNCTIONS
-        allowed = action in _READING and harmless and time.monotonic() < deadline
-        return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
-
-    return decide
-
-
-def _denial(error: sqlite3.Error, sql: str) -> str:
-    if "function" in str(error):
-        return f"This is not allowed: {error}."
-    words = re.sub(r"--[^\n]*|/\*.*?\*/", " ", sql, flags=re.DOTALL).split(maxsplit=1)
-    first = words[0].upper() if words else ""
-    what = "This statement" if first in ("SELECT", "WITH", "EXPLAIN", "VALUES") else first
-    return f"{what} is not allowed, the database is read-only; only SELECT works."
-
-
-def _encodable(sql: str) -> str:
-    if "\0" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
-        raise SqlError("The SQL holds a character that SQLite cannot read; write plain text.")
-    return sql
