@@ -4,6 +4,6 @@ Pure functions over strings, no third-party import; the vLLM adapter, the agent 
 """
 
 from shared.tool_calls.grammar import Parsed, parse, parse_hermes
-from shared.tool_calls.render import render_call, render_turn
+from shared.tool_calls.render import is_encodable, render_call, render_turn
 
-__all__ = ["Parsed", "parse", "parse_hermes", "render_call", "render_turn"]
+__all__ = ["Parsed", "is_encodable", "parse", "parse_hermes", "render_call", "render_turn"]

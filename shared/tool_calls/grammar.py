@@ -20,7 +20,7 @@ from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls import lenient
-from shared.tool_calls.render import render_call
+from shared.tool_calls.render import is_encodable
 
 _MAX_FAILURES = 32
 _NAME_KEYS = ("name", "tool", "function")
@@ -239,7 +239,10 @@ def _as_call(value: Any, offered: Mapping[str, Mapping[str, Any]], explicit: boo
     if arguments is None:
         return f"The arguments of {name} are not a JSON object; write {_FORM}."
     problem = "" if explicit else _misfit(name, arguments, schema)
-    return problem or _encodable(ToolCall(name, arguments))
+    if problem:
+        return problem
+    call = ToolCall(name, arguments)
+    return call if is_encodable(call) else f"The arguments of {name} hold half of a unicode surrogate pair."
 
 
 def _arguments(given: Any, schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -272,12 +275,3 @@ def _misfit(name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) 
         if expected and (not isinstance(value, expected) or (isinstance(value, bool) and kind != "boolean")):
             return f'The argument "{key}" of {name} must be of type {kind}.'
     return ""
-
-
-def _encodable(call: ToolCall) -> ToolCall | str:
-    """Half a surrogate pair passes as JSON but can be sent nowhere."""
-    try:
-        render_call(call).encode()
-    except UnicodeEncodeError:
-        return f"The arguments of {call.name} hold half of a unicode surrogate pair; write the character itself."
-    return call

@@ -21,3 +21,12 @@ def render_call(call: ToolCall) -> str:
 def render_turn(content: str, calls: Sequence[ToolCall]) -> str:
     """The text of one assistant turn, without role header and end-of-turn token."""
     return "\n".join([*([content] if content else []), *map(render_call, calls)])
+
+
+def is_encodable(call: ToolCall) -> bool:
+    """Whether the call can be sent at all: JSON escapes can spell half of a surrogate pair, which UTF-8 cannot hold."""
+    try:
+        render_call(call).encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,205 @@
+"""One chat completion from an OpenAI-compatible endpoint: a vLLM server, an Agent Lightning gateway, or any other.
+
+The client retries what can pass (lost connections, 5xx, a gateway that is paused for a weight update) and gives every
+other failure a name: `ContextOverflow` is the episode's own doing, `InfrastructureError` is nobody's answer.
+Answers are taken whole; streaming is not supported (the gateway refuses it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from shared.records import Message, ToolCall
+from shared.tool_calls import is_encodable
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_RETRIED = (408, 409, 429)
+_FIRST_DELAY_SECONDS = 0.5
+_MAX_DELAY_SECONDS = 8.0
+_MAX_RETRY_AFTER_SECONDS = 60.0
+_CONTEXT = re.compile(r"context length|context window|maximum model length|max_model_len", re.IGNORECASE)
+
+
+class InfrastructureError(Exception):
+    """The endpoint failed for good; says how. Never the model's fault."""
+
+
+class ContextOverflow(Exception):
+    """The endpoint refused the prompt because it does not fit the model's context."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One assistant turn as the endpoint returned it. Token ids are None where it gives none."""
+
+    content: str
+    calls: tuple[ToolCall, ...]  # as parsed by the server
+    call_errors: tuple[str, ...]  # one sentence for each server-parsed call whose arguments are no JSON object
+    finish_reason: str  # "stop" | "length" | "tool_calls" | ...
+    prompt_ids: list[int] | None
+    token_ids: list[int] | None  # of the answer, end-of-turn token included
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class ChatClient:
+    """Async context manager around one endpoint; any number of `complete` calls may run at once.
+
+    `base_url` ends in `/v1`. `model="auto"` suits gateways, which choose the model, and servers of a single model.
+    `return_token_ids` is an extension of vLLM; switch it off for endpoints that refuse unknown parameters.
+    `timeout_seconds` bounds one request, and likewise the wait for an endpoint that answers 429.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str = "",
+        model: str = "auto",
+        timeout_seconds: float = 300,
+        max_retries: int = 3,
+        *,
+        return_token_ids: bool = True,
+    ) -> None:
+        self.base_url = base_url
+        self._model = model
+        self._timeout_seconds = timeout_seconds
+        self._max_retries = max_retries
+        self._return_token_ids = return_token_ids
+        self._http = httpx.AsyncClient(
+            base_url=base_url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=timeout_seconds,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=urlsplit(base_url).hostname
+            not in _LOOPBACK,  # a proxy from the environment cannot reach loopback
+            verify=base_url.startswith("https:"),  # loading certificates takes longer than many an episode's turn
+        )
+
+    async def __aenter__(self) -> ChatClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def complete(
+        self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], max_tokens: int, temperature: float
+    ) -> Completion:
+        """The next assistant turn. Raises ContextOverflow or InfrastructureError."""
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
+        if tools:
+            body["tools"] = list(tools)
+        if self._return_token_ids:
+            body["return_token_ids"] = True
+        answer = await self._post(body)
+        try:
+            return _completion(answer)
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise InfrastructureError(f"{self.base_url} sent no chat completion: {str(answer)[:200]}") from error
+
+    async def _post(self, body: dict[str, Any]) -> Any:
+        failures = 0
+        deadline = time.monotonic() + self._timeout_seconds
+        while failures <= self._max_retries:
+            delay, asked_to_wait = None, False
+            try:
+                response = await self._http.post("chat/completions", json=body)
+            except httpx.RequestError as error:
+                problem = f"{type(error).__name__}: {error}"
+            else:
+                if response.is_success:
+                    return _json(response)
+                if response.status_code == 404 and body["model"] == "auto" and await self._find_model():
+                    body["model"] = self._model
+                    continue
+                self._raise_if_final(response)
+                problem, delay = _describe(response), _retry_after(response)
+                asked_to_wait = response.status_code == 429 and time.monotonic() < deadline
+            failures += not asked_to_wait
+            await asyncio.sleep(_backoff(failures) if delay is None else delay)
+        raise InfrastructureError(f"{self.base_url} failed {failures} times, last with {problem}")
+
+    def _raise_if_final(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status == 400 and _CONTEXT.search(response.text):
+            raise ContextOverflow(_describe(response))
+        if status < 500 and status not in _RETRIED:
+            raise InfrastructureError(f"{self.base_url} refused the request: {_describe(response)}")
+
+    async def _find_model(self) -> bool:
+        """Ask a plain server which model it serves; False when it does not tell."""
+        try:
+            response = await self._http.get("models")
+            self._model = str(response.json()["data"][0]["id"])
+        except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
+            return False
+        return self._model != "auto"
+
+
+def _completion(answer: Any) -> Completion:
+    choice = answer["choices"][0]
+    message = choice["message"]
+    read = [_call(item["function"]) for item in message.get("tool_calls") or ()]
+    prompt_ids, token_ids = answer.get("prompt_token_ids"), choice.get("token_ids")
+    usage = answer.get("usage") or {"prompt_tokens": len(prompt_ids), "completion_tokens": len(token_ids)}
+    return Completion(
+        content=message.get("content") or "",
+        calls=tuple(call for call in read if isinstance(call, ToolCall)),
+        call_errors=tuple(error for error in read if isinstance(error, str)),
+        finish_reason=choice.get("finish_reason") or "stop",
+        prompt_ids=prompt_ids,
+        token_ids=token_ids,
+        prompt_tokens=usage["prompt_tokens"],
+        completion_tokens=usage["completion_tokens"],
+    )
+
+
+def _call(function: dict[str, Any]) -> ToolCall | str:
+    name, arguments = function["name"], function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments, strict=False)
+        except (ValueError, RecursionError) as error:
+            return f"The arguments of {name} are not valid JSON ({error}); send one JSON object."
+    if not isinstance(arguments, dict) or not is_encodable(ToolCall(name, arguments)):
+        return f"The arguments of {name} are not a JSON object of encodable text; send one JSON object."
+    return ToolCall(name, arguments)
+
+
+def _json(response: httpx.Response) -> Any:
+    try:
+        return response.json()
+    except ValueError as error:
+        raise InfrastructureError(f"{response.url} sent no JSON: {response.text[:200]}") from error
+
+
+def _describe(response: httpx.Response) -> str:
+    return f"status {response.status_code}: {' '.join(response.text.split())[:300]}"
+
+
+def _retry_after(response: httpx.Response) -> float | None:
+    """Seconds the endpoint asks to wait, if it says so in seconds."""
+    text = response.headers.get("Retry-After", "")
+    return min(float(text), _MAX_RETRY_AFTER_SECONDS) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+
+
+def _backoff(failures: int) -> float:
+    delay = min(_FIRST_DELAY_SECONDS * 2 ** max(0, failures - 1), _MAX_DELAY_SECONDS)
+    return delay * random.uniform(0.75, 1.25)
