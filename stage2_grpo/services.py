@@ -1,0 +1,124 @@
+"""The processes that stage 2 owns: Agent Lightning's gateway, our controller, and the trainer with its Ray.
+
+All of them listen on the loopback address only (torch's rendezvous socket, which it binds to every address, is the one
+exception), on ports that were free, behind a random key, and end with the `with` block or with the runner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from shared.config import Config
+from shared.services import OwnedProcess, free_port, random_key
+from stage2_grpo import cpu_backend
+from stage2_grpo.rollout_agent import AgentSettings
+
+
+@contextlib.contextmanager
+def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Start both; yields the settings file that controller, agents and trainer read, and the key."""
+    port, key = free_port(), random_key()
+    url, logs = f"http://127.0.0.1:{port}", folder / "logs"
+    settings_file = folder / "agents.json"
+    AgentSettings(url, model, config, folder / "episodes.jsonl").save(settings_file)
+    gateway = OwnedProcess(
+        [
+            *_python_script("agl-server"),
+            "host=127.0.0.1",
+            f"port={port}",
+            f"default_proxy.model_name='{model}'",  # must equal actor_rollout_ref.model.path byte for byte
+            f"default_proxy.train.temperature={config.grpo.temperature}",
+            "default_proxy.val.temperature=0.0",  # Agent Lightning validates at 0.7
+            "key=${oc.env:AGL_KEY}",
+            f"hydra.run.dir='{logs / 'gateway'}'",
+        ],
+        name="the Agent Lightning gateway",
+        log=logs / "gateway.log",
+        env={"AGL_KEY": key},
+        health=f"{url}/healthz",
+    )
+    controller = OwnedProcess(
+        [sys.executable, "-m", "stage2_grpo.controller", "--settings", str(settings_file)],
+        name="the rollout controller",
+        log=logs / "controller.log",
+        env={"AGL_KEY": key},
+        health=lambda: "controller ready" in _text(logs / "controller.log"),
+    )
+    with gateway, controller:
+        yield settings_file, key
+
+
+@contextlib.contextmanager
+def trainer(
+    config: Config, folder: Path, settings_file: Path, key: str, questions: tuple[Path, Path]
+) -> Iterator[OwnedProcess]:
+    """Start the trainer process on (train, validation) questions; its Ray lives in a private, short temporary path."""
+    logs = folder / "logs"
+    ray_folder = Path(tempfile.mkdtemp(prefix="firstcall-", dir="/tmp"))  # Ray's socket paths must stay below 108 bytes
+    process = OwnedProcess(
+        [sys.executable, "-m", "stage2_grpo.train", str(settings_file), *map(str, questions)],
+        name="the trainer",
+        log=logs / "trainer.log",
+        env=trainer_environment(config, folder, key) | {"RAY_TMPDIR": str(ray_folder)},
+        grace=30.0,
+    )
+    try:
+        with process:
+            yield process
+    finally:
+        with contextlib.suppress(OSError):
+            shutil.copytree(ray_folder / "session_latest" / "logs", logs / "ray", dirs_exist_ok=True)
+        shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str]:
+    """Environment of the trainer; Ray hands it on to its workers, they to vLLM."""
+    environment = {
+        "AGL_KEY": key,
+        "VERL_FILE_LOGGER_PATH": str(folder / "trainer_metrics.jsonl"),
+        "TENSORBOARD_DIR": str(folder / "tensorboard"),
+        "HYDRA_FULL_ERROR": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",  # the model is a folder
+        "VLLM_NO_USAGE_STATS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_ADDRESS": "",  # never join a Ray that is not ours
+    }
+    if config.grpo.nodes == 1:
+        environment |= {
+            "VLLM_HOST_IP": "127.0.0.1",
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes a single node of Ray take the loopback address
+        }
+    return environment | (_cpu_environment(config) if config.profile == "cpu" else {})
+
+
+def _cpu_environment(config: Config) -> Mapping[str, str]:
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        cpu_backend.SWITCH: "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": str(len(cores)),
+        "VLLM_CPU_KVCACHE_SPACE": str(config.vllm.cpu_kv_cache_gib),
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # `auto` leaves a core idle
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_prestart_worker_first_driver": "0",  # no idle workers: each costs memory and seconds of imports
+        "RAY_enable_worker_prestart": "0",
+    }
+
+
+def _python_script(name: str) -> list[str]:
+    """A console script of this environment, run by this interpreter."""
+    return [sys.executable, str(Path(sys.executable).parent / name)]
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

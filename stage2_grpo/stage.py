@@ -1,0 +1,205 @@
+"""Stage 2: GRPO from the stage-1 checkpoint, through Agent Lightning, VERL and vLLM, to a plain Hugging Face folder.
+
+model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → reward self-test → gateway + controller + trainer
+→ one line per step → export, verified → manifest
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from shared import runs
+from shared.config import Config, to_dict
+from shared.errors import UserError
+from shared.metrics import MetricsLog
+from shared.records import read_questions
+from shared.reward import self_test
+from shared.runs import RunDirectory
+from stage2_grpo.export import PROBE_FILE, export, newest_checkpoint
+from stage2_grpo.progress import JsonlTail, step_line, step_metrics
+from stage2_grpo.services import gateway_and_controller, trainer
+
+_POLL_SECONDS = 0.5
+_SELF_TEST_QUESTIONS = 64
+
+
+def run(config: Config, run: RunDirectory) -> Path:
+    """Train and export; returns the checkpoint folder. A finished stage is skipped, an interrupted one resumes."""
+    model = starting_model(config, run)
+    train, validation = question_files(run)
+    mark = stage_fingerprint(config, model, train, validation)
+    if manifest := runs.finished(run.grpo, mark):
+        print(f"grpo: finished before, {manifest['outputs']['model']}")
+        return Path(manifest["outputs"]["model"])
+    questions = list(read_questions(train))
+    total = total_steps(config, len(questions))
+    self_test(questions[:_SELF_TEST_QUESTIONS], config.grpo, config.sandbox)
+    runs.begin_stage(run.grpo, mark)
+    started = time.monotonic()
+    train_policy(config, run, model, (train, validation), total)
+    checked = export_policy(config, run.grpo, model, total)
+    outputs = {"model": str(run.grpo / "model"), "start_model": str(model)}
+    runs.finish_stage(run.grpo, mark, seconds=time.monotonic() - started, outputs=outputs, steps=total, export=checked)
+    print(f"GRPO_MODEL_PATH={run.grpo / 'model'}")
+    return run.grpo / "model"
+
+
+def starting_model(config: Config, run: RunDirectory) -> Path:
+    """The checkpoint to start from; raises UserError when there is none or it is an unmerged adapter."""
+    named = os.environ.get("SFT_MODEL_PATH") or config.grpo.model
+    source = "SFT_MODEL_PATH" if os.environ.get("SFT_MODEL_PATH") else "grpo.model"
+    if not named:
+        named, source = newest_stage1(run), "the newest finished stage 1"
+    folder = Path(named).expanduser().resolve()
+    if not (folder / "config.json").exists():
+        if (folder / "adapter_config.json").exists():
+            raise UserError(
+                f"{source} names {folder}, which is a LoRA adapter, not a model; merge it first: "
+                f"python -m stage1_sft merge {folder} --out MERGED_FOLDER."
+            )
+        raise UserError(
+            f"{source} names {folder}, which holds no model (no config.json); give a merged checkpoint folder."
+        )
+    return folder
+
+
+def newest_stage1(run: RunDirectory) -> str:
+    """Merged checkpoint of this run's stage 1, else of the newest finished one beside it."""
+    others = sorted(run.path.parent.glob(f"*/sft/{runs.MANIFEST}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for folder in [run.sft, *(file.parent for file in others)]:
+        if manifest := runs.read_manifest(folder):
+            return str(manifest["outputs"]["model"])
+    raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
+
+
+def question_files(run: RunDirectory) -> tuple[Path, Path]:
+    """Training and validation questions of this run."""
+    files = run.data / "train.jsonl", run.data / "val.jsonl"
+    for file in files:
+        if not file.exists():
+            raise UserError(f"Questions {file} are missing: run `python -m data` with the same --run-name first.")
+    return files
+
+
+def stage_fingerprint(config: Config, model: Path, train: Path, validation: Path) -> str:
+    """Everything the trained policy depends on."""
+    parts = {key: to_dict(config)[key] for key in ("profile", "seed", "agent", "sandbox", "grpo", "vllm")}
+    weights = sorted(model.glob("*.safetensors")) + [model / "config.json"]
+    return runs.fingerprint(**parts, train=train, validation=validation, **{file.name: file for file in weights})
+
+
+def total_steps(config: Config, questions: int) -> int:
+    """Steps of the whole training; raises UserError when not even one full batch is there."""
+    grpo = config.grpo
+    per_epoch = questions // grpo.train_batch_size
+    if per_epoch == 0:
+        raise UserError(
+            f"{questions} training questions do not fill one batch (grpo.train_batch_size {grpo.train_batch_size}); "
+            "lower the batch or bring more questions."
+        )
+    available = per_epoch * grpo.epochs
+    if grpo.total_steps is not None and grpo.total_steps > available:
+        raise UserError(
+            f"grpo.total_steps is {grpo.total_steps}, but {questions} questions make {available} steps in "
+            f"{grpo.epochs} epoch(s); raise grpo.epochs or lower grpo.total_steps."
+        )
+    return grpo.total_steps or available
+
+
+def train_policy(config: Config, run: RunDirectory, model: Path, questions: tuple[Path, Path], total: int) -> None:
+    """Run the trainer until its last step is saved; nothing to do when it is already."""
+    folder = run.grpo
+    done = newest_checkpoint(folder / "checkpoints")
+    if done and done[0] >= total:
+        return
+    if done:
+        print(f"grpo: continues after step {done[0]} of {total}")
+    _keep_earlier_metrics(folder)
+    with gateway_and_controller(config, model, folder) as (settings_file, key):  # noqa: SIM117 - order matters
+        with trainer(config, folder, settings_file, key, questions) as process:
+            follow(config, folder, process, total, done[0] if done else 0)
+            status = process.wait()
+    reached = newest_checkpoint(folder / "checkpoints")
+    if status or not reached or reached[0] < total:
+        raise UserError(failure(folder / "logs" / "trainer.log", reached[0] if reached else 0, total))
+
+
+def follow(config: Config, folder: Path, process: Any, total: int, done: int) -> None:
+    """Print and log one line per step until the trainer ends."""
+    trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
+    episode_rows.new_rows()  # those of an interrupted run belong to its steps
+    episodes: list[dict[str, Any]] = []
+    log = MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False)  # wandb is VERL's own
+    waiting = {"desc": "grpo: starting Ray, trainer and vLLM", "unit": " episodes", "leave": False, "disable": None}
+    with tqdm(total=None, **waiting) as bar:  # type: ignore[call-overload]
+        alive = True
+        while alive:
+            alive = process.running  # read first: what was written before the end is still picked up
+            new = [row for row in episode_rows.new_rows() if row["split"] == "train"]
+            episodes += new
+            bar.update(len(new))
+            for row in trainer_rows.new_rows():
+                if "training/reward" not in row["data"]:
+                    continue  # validation only
+                values = step_metrics(row["data"], episodes)
+                episodes = []
+                log.log(row["step"], values)
+                bar.write(step_line(row["step"], total, values))
+            done_or_more = f"grpo: step {max(done, 0)} of {total}" if not bar.n else "grpo: episodes"
+            bar.set_description(done_or_more if bar.n else waiting["desc"], refresh=False)
+            time.sleep(_POLL_SECONDS)
+
+
+def export_policy(config: Config, folder: Path, model: Path, total: int) -> dict[str, float]:
+    """Merge and verify the last checkpoint into `<folder>/model`."""
+    newest = newest_checkpoint(folder / "checkpoints")
+    assert newest is not None, "train_policy returned without a checkpoint"
+    print(f"grpo: exporting step {newest[0]} of {total}")
+    grpo = config.grpo
+    return export(
+        newest[1],
+        model,
+        folder / "model",
+        lora_rank=grpo.lora_rank,
+        lora_alpha=grpo.lora_alpha,
+        probe=folder / PROBE_FILE,
+    )
+
+
+def failure(log: Path, reached: int, total: int) -> str:
+    """One sentence on why the trainer ended early: the guard's own words, else the last error in its log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
+    errors = [
+        line for line in lines if re.search(r"(WeightsOutOfSync|CpuBackendError|PinnedCodeChanged|Error): ", line)
+    ]
+    guard = [line for line in errors if "WeightsOutOfSync" in line]
+    cause = (guard or errors or lines or ["it wrote no log"])[-1].strip()
+    return (
+        f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
+        "same command again; it continues from the last checkpoint."
+    )
+
+
+def _keep_earlier_metrics(folder: Path) -> None:
+    """VERL opens its metrics file anew; what an interrupted run measured is in our metrics.jsonl already."""
+    (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)
+
+
+def plan(config: Config, run: RunDirectory) -> list[str]:
+    """What `run` would do, for --dry-run; touches nothing."""
+    grpo = config.grpo
+    named = os.environ.get("SFT_MODEL_PATH") or grpo.model or f"the checkpoint of {run.sft}"
+    steps = grpo.total_steps or f"all steps of {grpo.epochs} epoch(s)"
+    return [
+        f"grpo: start from {named}",
+        f"      {steps}, {grpo.train_batch_size} questions x {grpo.rollouts_per_question} episodes a step",
+        f"      questions {run.data / 'train.jsonl'}, validation {run.data / 'val.jsonl'}",
+        f"      writes {run.grpo}: checkpoints/, logs/, metrics.jsonl, episodes.jsonl, model/, {runs.MANIFEST}",
+    ]
