@@ -90,7 +90,7 @@ def question_files(run: RunDirectory) -> tuple[Path, Path]:
 def stage_fingerprint(config: Config, model: Path, train: Path, validation: Path) -> str:
     """Everything the trained policy depends on."""
     parts = {key: to_dict(config)[key] for key in ("profile", "seed", "agent", "sandbox", "grpo", "vllm")}
-    weights = sorted(model.glob("*.safetensors")) + [model / "config.json"]
+    weights = [*sorted(model.glob("*.safetensors")), model / "config.json"]
     return runs.fingerprint(**parts, train=train, validation=validation, **{file.name: file for file in weights})
 
 
