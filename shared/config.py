@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
+from shared.environment import default_profile
 from shared.errors import UserError
 
 PROFILES = ("gpu", "cpu")
@@ -171,11 +172,6 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
     config = _build(Config, {**values, "profile": profile}, "")
     _check(config)
     return config
-
-
-def default_profile() -> str:
-    """`gpu` when an NVIDIA driver answers, else `cpu`; needs no torch."""
-    return "gpu" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
 def to_dict(config: Any) -> dict[str, Any]:
