@@ -214,7 +214,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise UserError(f"--set {override!r} has no '='; write --set section.key=value.")
     known = setting_types()
     if key not in known:
-        raise UserError(f"--set {key}: there is no such setting{_nearest(key, list(known))}.")
+        raise UserError(f"--set {key}: there is no such setting{_nearest(key, list(known))}")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -241,7 +241,7 @@ def _leaves(cls: type, prefix: str) -> typing.Iterator[tuple[str, Any]]:
 def _nearest(key: str, known: Sequence[str]) -> str:
     leaf_matches = [name for name in known if name.split(".")[-1] == key.split(".")[-1]]
     close = leaf_matches or difflib.get_close_matches(key, known, n=1, cutoff=0.4)
-    return f"; did you mean {close[0]}?" if close else ""
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
@@ -250,7 +250,8 @@ def _build(cls: type, values: Any, prefix: str) -> Any:
         raise UserError(f"Setting {prefix.rstrip('.')} must be a section with keys, not {values!r}.")
     for key in values:
         if key not in hints:
-            raise UserError(f"Unknown setting {prefix}{key} in the config{_nearest(str(key), list(hints))}.")
+            known = [f"{prefix}{name}" for name in hints]
+            raise UserError(f"Unknown setting {prefix}{key} in the config{_nearest(f'{prefix}{key}', known)}")
     missing = [key for key in hints if key not in values]
     if missing:
         raise UserError(f"The config lacks {prefix}{missing[0]}; copy it from the shipped pipeline.yaml.")

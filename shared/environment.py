@@ -10,6 +10,7 @@ Runs under any Python from 3.11 and before anything is installed: standard libra
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import fcntl
 import hashlib
@@ -35,6 +36,26 @@ _SMOKE_TEST = "import bz2, ctypes, sqlite3, ssl, sys, venv; print('%d.%d' % sys.
 def default_profile() -> str:
     """`gpu` when an NVIDIA driver answers, else `cpu`."""
     return "gpu" if Path("/proc/driver/nvidia/version").exists() else "cpu"
+
+
+def enter(root: Path) -> None:
+    """Return inside the environment: make it if need be, then start the running script again with its Python.
+
+    The device is the `--profile` of the command line, else the one that is there.
+    """
+    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    options.add_argument("--profile", default=default_profile())
+    try:
+        python = ensure(root, options.parse_known_args()[0].profile)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("interrupted; the same command sets up again", file=sys.stderr)
+        sys.exit(130)
+    if not is_inside(root):
+        sys.stdout.flush()
+        os.execv(python, [str(python), *sys.argv])
 
 
 def ensure(root: Path, profile: str) -> Path:

@@ -90,6 +90,19 @@ def question_from_json(line: str) -> Question:
     return Question(**json.loads(line))
 
 
+def episode_from_json(line: str) -> Episode:
+    """Inverse of `to_json` for episodes; unknown or missing fields raise TypeError or KeyError."""
+    row = json.loads(line)
+    row["turns"] = tuple(_turn(turn) for turn in row["turns"])
+    row["stop"] = StopReason(row["stop"])
+    return Episode(**row)
+
+
+def _turn(row: dict[str, Any]) -> Turn:
+    lists = {key: tuple(row[key]) for key in ("malformed", "observations", "ok")}
+    return Turn(**{**row, **lists, "calls": tuple(ToolCall(**call) for call in row["calls"])})
+
+
 def write_jsonl(path: Path, records: Iterable[Any]) -> int:
     """Write records to `path` through a temporary file (a reader never sees half a file); returns the row count."""
     partial = path.with_name(path.name + ".partial")

@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+"""The whole pipeline, start to end. The same command continues where an interrupted one stopped.
+
+    python run_pipeline.py            prepare data, train stage 1 and stage 2, evaluate before, between and after, report
+    python run_pipeline.py check      the one check command: formatter, linter, types, all tests (--fast: no slow ones)
+    python run_pipeline.py setup      only make the environment
+
+Any Python from 3.11 will do: the first start makes the environment with the pinned packages (shared/environment.py) and
+goes on inside it; so packages are imported where they are used. The training stages run as the commands a user would
+type, each in a process of its own, so that its memory goes back to the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shared import checks, environment
+from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from shared.config import Config
+    from shared.runs import RunDirectory
+
+ROOT = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One run: its settings, its directory, and the options that every stage command takes."""
+
+    config: Config
+    run: RunDirectory
+    options: tuple[str, ...]
+
+
+def prepare_data(pipeline: Pipeline) -> None:
+    """Databases and questions, split so that nothing leaks from training into the test."""
+    import data.stage
+
+    data.stage.run(pipeline.config, pipeline.run)
+
+
+def evaluate_base(pipeline: Pipeline) -> None:
+    """The untrained model: usually not a single tool call."""
+    evaluate(pipeline, "base", base_model(pipeline.config))
+
+
+def train_sft(pipeline: Pipeline) -> None:
+    """Stage 1: executed tool-call traces, LoRA SFT, merged checkpoint."""
+    command(pipeline, "stage1_sft")
+
+
+def evaluate_sft(pipeline: Pipeline) -> None:
+    """The cold-started model, which must call tools before GRPO is worth its time."""
+    if evaluate(pipeline, "sft", checkpoint(pipeline.run.sft))["tool_calls"] == 0:
+        raise UserError(
+            "The stage-1 model made no tool call in any test episode, so GRPO would have nothing to learn from; train it "
+            "longer (sft.epochs, sft.max_traces) or with another sft.learning_rate."
+        )
+
+
+def train_grpo(pipeline: Pipeline) -> None:
+    """Stage 2: GRPO with real rollouts, from the stage-1 checkpoint."""
+    command(pipeline, "stage2_grpo", SFT_MODEL_PATH=str(checkpoint(pipeline.run.sft)))
+
+
+def evaluate_grpo(pipeline: Pipeline) -> None:
+    """The final model."""
+    evaluate(pipeline, "grpo", checkpoint(pipeline.run.grpo))
+
+
+def report(pipeline: Pipeline) -> None:
+    """One table and one HTML page."""
+    from shared.report import write_report
+
+    write_report(pipeline.config, pipeline.run)
+
+
+STAGES: dict[str, Callable[[Pipeline], None]] = {
+    "data": prepare_data,
+    "base-eval": evaluate_base,
+    "sft": train_sft,
+    "sft-eval": evaluate_sft,
+    "grpo": train_grpo,
+    "grpo-eval": evaluate_grpo,
+    "report": report,
+}
+
+
+def folder(stage: str, run: RunDirectory) -> Path:
+    """Where a stage writes."""
+    who, _, is_evaluation = stage.partition("-")
+    return run.evaluation(who) if is_evaluation else run.path / stage
+
+
+def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
+    """Evaluate one model on the test questions of the run; returns the summary."""
+    from shared.evaluate import evaluate_model
+
+    return evaluate_model(model, pipeline.config, pipeline.run, who)
+
+
+def command(pipeline: Pipeline, module: str, **variables: str) -> None:
+    """Run `python -m module` with the options of this run; it has said why when it fails."""
+    from shared.services import OwnedProcess
+
+    argv = [sys.executable, "-m", module, *pipeline.options]
+    with OwnedProcess(argv, name=module, env=variables, grace=90.0) as process:
+        status = process.wait()
+    if status != 0:
+        sys.exit(status)
+
+
+def checkpoint(stage: Path) -> Path:
+    """The merged model that a training stage left; raises UserError when it has not finished."""
+    from shared.runs import read_manifest
+
+    manifest = read_manifest(stage)
+    if manifest is None:
+        raise UserError(f"{stage} holds no finished checkpoint; run the pipeline with --from {stage.name} first.")
+    return Path(manifest["outputs"]["model"])
+
+
+def base_model(config: Config) -> Path:
+    """The folder of the base model; found in a process of its own, because unpacking it takes torch."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from stage1_sft.base_model import resolve
+
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(resolve, config.model, Path(config.runs_dir).resolve() / "models").result()
+
+
+def run(arguments: list[str]) -> None:
+    """The main job: every stage in turn; finished ones say so and are skipped."""
+    from shared.cli import common_parser, resolve
+    from shared.config import to_dict
+    from shared.runs import write_json
+    from shared.services import locked
+    from shared.usage import measured
+
+    parser = common_parser("run_pipeline.py", __doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
+    parser.add_argument("--only", choices=STAGES, metavar="STAGE", help=f"one of {', '.join(STAGES)}")
+    args = parser.parse_args(arguments)
+    config, directory = resolve(args)
+    settings = [part for setting in args.overrides for part in ("--set", setting)]
+    options = ("--config", str(args.config), "--profile", config.profile, "--run-name", args.run_name, *settings)
+    pipeline = Pipeline(config, directory, options)
+    if args.dry_run:
+        print("\n".join(plan(pipeline)))
+        return
+    with locked(directory.path):
+        write_json(directory.path / "config.json", to_dict(config))
+        for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
+            shutil.rmtree(folder(stage, directory), ignore_errors=True)
+        for stage in [args.only] if args.only else STAGES:
+            print(f"\n== {stage} ==", flush=True)
+            with measured(directory.path / "usage.json", stage, folder(stage, directory)):
+                STAGES[stage](pipeline)
+
+
+def plan(pipeline: Pipeline) -> list[str]:
+    """What `run` would do and where; changes nothing."""
+    import data.stage
+    import stage1_sft.stage
+    import stage2_grpo.stage
+
+    config, run = pipeline.config, pipeline.run
+    plans = {"data": data.stage.plan, "sft": stage1_sft.stage.plan, "grpo": stage2_grpo.stage.plan}
+    lines = [f"profile {config.profile}, model {config.model}, seed {config.seed}, run directory {run.path}"]
+    for stage in STAGES:
+        lines += plans[stage](config, run) if stage in plans else [f"{stage}: writes {folder(stage, run)}"]
+    return lines
+
+
+def main() -> None:
+    """Enter the environment, made first where it is missing, and carry out the command."""
+    if {"-h", "--help"} & set(sys.argv) and not environment.read_stamp(ROOT / ".venv"):
+        print(__doc__)
+        return
+    environment.enter(ROOT)
+    from shared.cli import run_main
+
+    commands = {
+        "run": run,
+        "check": lambda arguments: sys.exit(checks.check(ROOT, arguments)),
+        "setup": lambda _: print(f"ready: {sys.executable}"),
+    }
+    first, *rest = sys.argv[1:] or ["run"]
+    run_main(lambda: commands[first](rest) if first in commands else run([first, *rest]))
+
+
+if __name__ == "__main__":
+    main()

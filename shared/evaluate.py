@@ -1,0 +1,254 @@
+"""Evaluation: play the test questions with one model and write down what became of them.
+
+    evaluations/<who>/{vllm.log,episodes.jsonl,rewards.jsonl,summary.json,manifest.json}
+
+Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation goes on where it stopped. Episodes
+lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
+Greedy decoding in a batch is not bit-for-bit repeatable: the batch a request lands in changes the rounding.
+
+`python -m shared.evaluate --model FOLDER` evaluates any model folder, `--endpoint URL --tokenizer FOLDER` any endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from shared.agent import run_episode
+from shared.chat import ChatClient
+from shared.cli import common_parser, resolve, run_main
+from shared.config import Config, to_dict
+from shared.database import Database
+from shared.errors import UserError
+from shared.metrics import Summary, summarise
+from shared.records import Episode, Question, StopReason, episode_from_json, read_questions, to_json, write_jsonl
+from shared.reward import Reward, judge
+from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, read_manifest, write_json
+from shared.services import locked
+from shared.serving import vllm_server
+from shared.tokens import Tokenizer
+from shared.tools import Toolbox
+
+_MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
+
+
+def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:
+    """Evaluate a model folder on the run's test questions, unless that is done; returns the summary as plain values."""
+    folder, questions = run.evaluation(who), chosen_questions(config, run)
+    mark = fingerprint(
+        model=model, questions=[dataclasses.asdict(question) for question in questions],
+        data=(read_manifest(run.data) or {}).get("fingerprint"),
+        **{key: to_dict(config)[key] for key in ("seed", "agent", "sandbox", "vllm", "evaluate", "grpo")},
+    )  # fmt: skip
+    if finished(folder, mark):
+        print(f"{who} evaluation: finished before, {folder}")
+    else:
+        begin_stage(folder, mark)
+        started = time.monotonic()
+        tokenizer = Tokenizer.from_folder(model)
+        with vllm_server(model, config, folder) as base_url:
+            summary = asyncio.run(evaluate(questions, base_url, tokenizer, config, folder))
+        finish_stage(
+            folder, mark, seconds=time.monotonic() - started, outputs={"summary": str(folder / "summary.json")},
+            model=str(model), questions=summary.n,
+        )  # fmt: skip
+    summary_values = read_summary(folder)
+    print(summary_line(who, summary_values))
+    return summary_values
+
+
+async def evaluate(
+    questions: Sequence[Question],
+    base_url: str,
+    tokenizer: Tokenizer,
+    config: Config,
+    folder: Path,
+    *,
+    api_key: str = "",
+) -> Summary:
+    """Play and judge all `questions` against an endpoint; continues what `folder` already holds.
+
+    Raises UserError when more than a tenth of the episodes are lost to the infrastructure.
+    """
+    started = time.monotonic()
+    databases = _databases(questions, config)
+    async with ChatClient(base_url, api_key) as chat:
+        player = _Player(chat, tokenizer, config, databases, folder / "episodes.jsonl")
+        await player.play(questions)
+        await player.play(questions)  # those lost to the infrastructure once more
+    episodes = [player.episodes[question.id] for question in questions]
+    _refuse_too_many_lost(episodes, base_url)
+    rewards = _judge(questions, episodes, databases, config)
+    write_jsonl(folder / "rewards.jsonl", [
+        {"question_id": episode.question_id, **dataclasses.asdict(reward)}
+        for episode, reward in zip(episodes, rewards, strict=True) if reward
+    ])  # fmt: skip
+    samples, seed = config.evaluate.bootstrap_samples, config.seed
+    summary = summarise(episodes, rewards, questions, samples=samples, seed=seed)
+    calls = sum(len(turn.calls) for episode in episodes for turn in episode.turns)
+    more = {"seconds": round(time.monotonic() - started, 1), "tool_calls": calls}
+    write_json(folder / "summary.json", dataclasses.asdict(summary) | more)
+    return summary
+
+
+def chosen_questions(config: Config, run: RunDirectory) -> list[Question]:
+    """The test questions that every model of a run is asked: at most `evaluate.questions`, chosen by the seed alone."""
+    file = run.data / "test.jsonl"
+    if not file.exists():
+        raise UserError(f"Test questions {file} are missing; run `python -m data` with the same --run-name first.")
+    questions = list(read_questions(file))
+    if not questions:
+        raise UserError(f"{file} holds no question; raise data.test_share or bring more questions.")
+    chosen = sorted(questions, key=lambda q: hashlib.sha256(f"{config.seed} {q.id}".encode()).digest())
+    kept = {question.id for question in chosen[: config.evaluate.questions]}
+    return [question for question in questions if question.id in kept]
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary of a finished evaluation as plain values; raises UserError when there is none."""
+    try:
+        return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise UserError(f"There is no finished evaluation in {folder}; run that stage first.") from None
+
+
+def read_episodes(file: Path) -> dict[str, Episode]:
+    """Episodes by question id. A half line, left by a killed process, and infrastructure endings do not count."""
+    episodes = {}
+    if file.exists():
+        for line in file.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(json.JSONDecodeError):
+                episode = episode_from_json(line)
+                if episode.stop is not StopReason.INFRASTRUCTURE:
+                    episodes[episode.question_id] = episode
+    return episodes
+
+
+def percent(share: float | None) -> str:
+    """A share for people; a dash where there was nothing to count."""
+    return "–" if share is None else f"{share:.1%}"
+
+
+def summary_line(who: str, summary: dict[str, Any]) -> str:
+    """The result of one evaluation in a line."""
+    low, high = summary["interval"]
+    lost = f", {lost} lost to the infrastructure" if (lost := summary["infrastructure_failures"]) else ""
+    return (
+        f"{who}: execution accuracy {summary['execution_accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%}), "
+        f"tool-call rate {percent(summary['tool_call_rate'])}, {summary['n']} questions{lost}"
+    )
+
+
+class _Player:
+    """Plays questions with bounded concurrency and keeps the episodes, in memory and line by line on disk."""
+
+    def __init__(
+        self, chat: ChatClient, tokenizer: Tokenizer, config: Config, databases: dict[str, Database], file: Path
+    ) -> None:
+        self.episodes = read_episodes(file)
+        self._chat = chat
+        self._tokenizer = tokenizer
+        self._config = config
+        self._databases = databases
+        self._file = file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(file, self.episodes.values())  # ends half lines, drops lost episodes
+
+    async def play(self, questions: Sequence[Question]) -> None:
+        """Play what has no episode yet or lost it to the infrastructure."""
+        waiting = [question for question in questions if self._is_missing(question)]
+        slots = asyncio.Semaphore(self._config.evaluate.concurrency)
+        tasks = [asyncio.create_task(self._play_one(question, slots)) for question in waiting]
+        try:
+            with self._file.open("a", encoding="utf-8") as stream:
+                for ending in tqdm(
+                    asyncio.as_completed(tasks), "episodes", len(tasks), unit=" episodes", disable=not tasks
+                ):
+                    episode = await ending
+                    self.episodes[episode.question_id] = episode
+                    stream.write(to_json(episode) + "\n")
+                    stream.flush()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _is_missing(self, question: Question) -> bool:
+        episode = self.episodes.get(question.id)
+        return episode is None or episode.stop is StopReason.INFRASTRUCTURE
+
+    async def _play_one(self, question: Question, slots: asyncio.Semaphore) -> Episode:
+        config = self._config
+        async with slots:
+            return await run_episode(
+                question,
+                toolbox=Toolbox(self._databases[question.database], self._tokenizer, config.agent.observation_tokens),
+                chat=self._chat,
+                tokenizer=self._tokenizer,
+                limits=config.agent,
+                temperature=config.evaluate.temperature,
+            )
+
+
+def _databases(questions: Sequence[Question], config: Config) -> dict[str, Database]:
+    return {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}
+
+
+def _judge(
+    questions: Sequence[Question], episodes: Sequence[Episode], databases: dict[str, Database], config: Config
+) -> list[Reward | None]:
+    """Rewards parallel to the episodes; None where the infrastructure ended one."""
+    pairs = tqdm(zip(questions, episodes, strict=True), "judging", len(questions), unit=" episodes", leave=False)
+    return [
+        None if episode.stop is StopReason.INFRASTRUCTURE
+        else judge(question, episode, databases[question.database], config.grpo)
+        for question, episode in pairs
+    ]  # fmt: skip
+
+
+def _refuse_too_many_lost(episodes: Sequence[Episode], base_url: str) -> None:
+    lost = [episode for episode in episodes if episode.stop is StopReason.INFRASTRUCTURE]
+    if len(lost) > _MAX_LOST_SHARE * len(episodes):
+        raise UserError(
+            f"{len(lost)} of {len(episodes)} episodes were lost to the infrastructure, too many for a result; the last "
+            f"one to {lost[-1].error}. See to {base_url} and run the same command again, it continues."
+        )
+
+
+def main() -> None:
+    """`python -m shared.evaluate`: evaluate one model folder or one endpoint on a run's test questions."""
+    parser = common_parser("python -m shared.evaluate", "Play a run's test questions with one model and score them.")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", type=Path, help="Hugging Face model folder; served with vLLM meanwhile")
+    what.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1")
+    parser.add_argument("--tokenizer", type=Path, help="with --endpoint: folder with the model's tokenizer.json")
+    parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
+    args = parser.parse_args()
+    config, run = resolve(args)
+    if args.endpoint and not args.tokenizer:
+        raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
+    who = args.name or (args.model.resolve().name if args.model else "endpoint")
+    questions = chosen_questions(config, run)
+    if args.dry_run:
+        print(f"{len(questions)} questions of {run.data / 'test.jsonl'} -> {run.evaluation(who)}")
+        return
+    with locked(run.path):
+        if args.model:
+            evaluate_model(args.model, config, run, who)
+        else:
+            tokenizer = Tokenizer.from_folder(args.tokenizer)
+            asyncio.run(evaluate(questions, args.endpoint, tokenizer, config, run.evaluation(who)))
+            print(summary_line(who, read_summary(run.evaluation(who))))
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,72 @@
+"""The common command line: exit codes, interruption, run names."""
+
+import argparse
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.cli import common_parser, resolve
+from shared.errors import UserError
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+def run(body: str) -> subprocess.CompletedProcess[str]:
+    code = f"from shared.cli import run_main\nfrom shared.errors import UserError\n{body}\nrun_main(main)"
+    return subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True)
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    return common_parser("x", "y").parse_args([*arguments, "--config", str(REPO / "pipeline.yaml"), "--profile", "cpu"])
+
+
+def test_success_exits_0() -> None:
+    assert run("def main(): print('done')").returncode == 0
+
+
+def test_a_users_problem_is_one_sentence_and_exits_2() -> None:
+    ended = run("def main(): raise UserError('Database x is missing; restore it.')")
+    assert (ended.returncode, ended.stderr) == (2, "error: Database x is missing; restore it.\n")
+
+
+def test_a_full_disk_is_a_users_problem() -> None:
+    ended = run("def main(): raise OSError(28, 'No space left on device', '/data/x')")
+    assert ended.returncode == 2
+    assert "The disk is full (/data/x); free some space" in ended.stderr
+
+
+def test_a_bug_keeps_its_traceback() -> None:
+    ended = run("def main(): raise KeyError('x')")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interruption_unwinds_and_exits_130(number: int) -> None:
+    ended = run(f"""
+import os
+def main():
+    try:
+        os.kill(os.getpid(), {number})
+        import time; time.sleep(10)
+    finally:
+        print("services ended")
+""")
+    assert ended.returncode == 130
+    assert ended.stdout == "services ended\n"
+    assert "the same command continues where it stopped" in ended.stderr
+
+
+def test_options_name_settings_and_run_directory() -> None:
+    config, directory = resolve(parse("--set", "sft.epochs=7", "--set", "runs_dir=out", "--run-name", "a.1"))
+    assert config.sft.epochs == 7
+    assert directory.path == Path("out").resolve() / "a.1"
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", ".hidden", "a b"])
+def test_a_run_name_is_no_path(name: str) -> None:
+    with pytest.raises(UserError, match="may hold only letters"):
+        resolve(parse("--run-name", name))

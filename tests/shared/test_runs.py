@@ -1,0 +1,94 @@
+"""Run directories: a manifest means complete, and only for exactly what it was made from."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UserError
+from shared.runs import (
+    MANIFEST,
+    RunDirectory,
+    begin_stage,
+    fingerprint,
+    finish_stage,
+    finished,
+    installed_versions,
+    read_manifest,
+    write_json,
+)
+
+
+def test_a_finished_stage_is_found_by_its_fingerprint_alone(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "sft", "a")
+    assert finished(tmp_path / "sft", "a") is None
+    finish_stage(tmp_path / "sft", "a", seconds=1.26, outputs={"model": "m"}, traces=3)
+    manifest = finished(tmp_path / "sft", "a")
+    assert manifest is not None
+    assert (manifest["seconds"], manifest["outputs"], manifest["traces"]) == (1.3, {"model": "m"}, 3)
+    assert finished(tmp_path / "sft", "b") is None
+
+
+def test_a_half_finished_attempt_is_kept_for_the_same_inputs_only(tmp_path: Path) -> None:
+    begin_stage(tmp_path, "a")
+    (tmp_path / "checkpoint").touch()
+    begin_stage(tmp_path, "a")
+    assert (tmp_path / "checkpoint").exists()
+    begin_stage(tmp_path, "b")
+    assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("text", ["", '{"fingerprint": ', "[1]"])
+def test_a_damaged_manifest_or_marker_counts_as_unfinished(tmp_path: Path, text: str) -> None:
+    begin_stage(tmp_path, "a")
+    (tmp_path / MANIFEST).write_text(text)
+    assert finished(tmp_path, "a") is None
+    (tmp_path / "started.json").write_text("{")
+    (tmp_path / "half").touch()
+    begin_stage(tmp_path, "a")
+    assert not (tmp_path / "half").exists()
+
+
+def test_a_fingerprint_follows_values_and_file_contents(tmp_path: Path) -> None:
+    file = tmp_path / "a" / "rows.jsonl"
+    file.parent.mkdir()
+    file.write_text("1")
+    first = fingerprint(seed=0, rows=file)
+    assert fingerprint(rows=file, seed=0) == first
+    assert fingerprint(seed=1, rows=file) != first
+    file.write_text("2")
+    assert fingerprint(seed=0, rows=file) != first
+
+
+def test_a_folder_enters_by_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("x")
+    first = fingerprint(model=tmp_path)
+    (tmp_path / "a").rename(tmp_path / "b")
+    assert fingerprint(model=tmp_path) != first
+
+
+def test_a_missing_input_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"Input .*gone cannot be read"):
+        fingerprint(rows=tmp_path / "gone")
+
+
+def test_writing_replaces_the_file_at_once(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": 1})
+    write_json(tmp_path / "x.json", {"a": 2, "path": tmp_path})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": 2, "path": str(tmp_path)}
+    assert [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_a_stage_that_never_ran_has_no_manifest(tmp_path: Path) -> None:
+    assert read_manifest(tmp_path / "nothing") is None
+
+
+def test_stages_have_their_own_folders(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    folders = [run.data, run.sft, run.grpo, run.report, run.evaluation("sft")]
+    assert len(set(folders)) == len(folders)
+    assert all(tmp_path in folder.parents for folder in folders)
+
+
+def test_versions_of_installed_packages_are_recorded() -> None:
+    assert "sqlglot" in installed_versions()
