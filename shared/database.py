@@ -167,7 +167,11 @@ class _Worker:
 
     def __init__(self) -> None:
         command = [sys.executable, "-I", "-S", sandbox.__file__]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        # Libraries preloaded for vLLM would use up the sandbox's memory before it starts.
+        variables = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+        self._process = subprocess.Popen(
+            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
 
     def ask(self, request: tuple[Any, ...]) -> Any:
         """Send one request and wait for its answer; raises SqlError when the query ended the process."""

@@ -152,10 +152,16 @@ def _denial(error: sqlite3.Error, sql: str) -> str:
     return f"{what} is not allowed, the database is read-only; only SELECT works."
 
 
+def _cap(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
 def _serve() -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _cap(resource.RLIMIT_AS, _MEMORY_BYTES)
+    _cap(resource.RLIMIT_FSIZE, 0)
+    _cap(resource.RLIMIT_CORE, 0)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
