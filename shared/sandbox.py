@@ -78,13 +78,13 @@ def answer(uri: str, sql: str, seconds: float, max_rows: int, max_bytes: int) ->
 
 def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
     """The first name in double quotes that is no column, which SQLite would read as a text; None if there is none."""
-    with contextlib.closing(_guarded(uri, time.monotonic() + seconds)) as connection:
-        connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
-        try:
+    try:
+        with contextlib.closing(_guarded(uri, time.monotonic() + seconds)) as connection:
+            connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
             connection.execute(f"EXPLAIN {sql}")
-        except (sqlite3.Error, MemoryError) as error:
-            found = re.match(r'no such column: "?(.*?)"?(?: - should this be .*)?$', str(error), re.DOTALL)
-            return found[1] if found and f'"{found[1]}"' in sql else None
+    except (sqlite3.Error, UnicodeEncodeError, MemoryError) as error:
+        found = re.match(r'no such column: "?(.*?)"?(?: - should this be .*)?$', str(error), re.DOTALL)
+        return found[1] if found and f'"{found[1]}"' in sql else None
     return None
 
 
