@@ -7,7 +7,8 @@ was meant as a call but cannot be read stays in the content (the next prompt the
 explained in `Parsed.malformed`. A call whose text is cut is never a call.
 
 Limits: calls written as XML, as Python or as ReAct text are not read yet, nor are unescaped quotes inside strings.
-Reading takes linear time: a position is scanned once, and after `_MAX_FAILURES` unreadable values the rest is content.
+Time grows linearly with the text: what was read is not read again, and after `_MAX_REPAIRS` values that are no plain
+JSON the rest is content.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shared.records import ToolCall
 from shared.tool_calls import lenient
 from shared.tool_calls.render import is_encodable
 
-_MAX_FAILURES = 32
+_MAX_REPAIRS = 200
 _NAME_KEYS = ("name", "tool", "function")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
 _FORM = '{"name": ..., "arguments": {...}}'
@@ -33,8 +34,9 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 _TAG = r"<(?:tool_call|tool_calls|tools?|functions?|function[_-]calls?|json|response)>|\[TOOL_CALLS\]"
 _OPENER = re.compile(
     rf"(?P<think><think>)"
+    rf"|(?P<quoted>`(?:{_TAG}))"
     rf"|(?P<fence>^[ \t]*```[^\n`{{\[<]*+\s*+)(?:(?:{_TAG})\s*+)*+"
-    rf"|(?<!`)(?P<tags>(?:(?:{_TAG})\s*+)++)"
+    rf"|(?P<tags>(?:(?:{_TAG})\s*+)++)"
     rf"|(?P<bare>(?:\A[\s\ufeff\u200b]*`?|^[ \t]*)(?=[{{\[]))",
     re.MULTILINE,
 )
@@ -95,35 +97,40 @@ class _Parser:
         self.malformed: list[str] = []
         self.family = ""
         self.kept = 0
-        self.failures = 0
+        self.repairs = 0
         self.last_think_end = text.rfind("</think>")
 
     def run(self) -> Parsed:
         at = 0
-        while self.failures < _MAX_FAILURES and (opener := _OPENER.search(self.text, at)):
-            at = self._think(opener.end()) if opener["think"] else self._block(opener)
+        while self.repairs < _MAX_REPAIRS and (opener := _OPENER.search(self.text, at)):
+            at = self._skip(opener) if opener["think"] or opener["quoted"] else self._block(opener)
         self.pieces.append(self.text[self.kept :])
         return Parsed(_join(self.pieces), tuple(self.calls), tuple(self.malformed), self.family)
 
-    def _think(self, at: int) -> int:
-        """Drafts inside a closed think block are no calls; an unclosed one is ended by the first call."""
-        return self.text.find("</think>", at) if at <= self.last_think_end else at
+    def _skip(self, opener: re.Match[str]) -> int:
+        """Drafts in a closed think block and quotations are no calls; an unclosed think block ends with the first call."""
+        if opener["quoted"]:
+            end = self.text.find("`", opener.end())
+            return end + 1 if end >= 0 else len(self.text)
+        return self.text.find("</think>", opener.end()) if opener.end() <= self.last_think_end else opener.end()
 
     def _block(self, opener: re.Match[str]) -> int:
         """Take the calls behind one opener; returns where to go on."""
-        at, end = opener.end(), None
+        at = resume = opener.end()
+        end = None
         if not self.text.startswith(("{", "["), at):
-            at = self._skip_words(opener)
+            resume = self._skip_words(opener)
         while self.text.startswith(("{", "["), at):
-            found, problem, at = self._value(at, opener)
+            found, problem, resume = self._value(at, opener)
             self.calls += found
             self.malformed += [problem] if problem else []
             if not found:
                 break
-            end, at = at, _end(_SEPARATOR.match(self.text, at))
+            end, at = resume, _end(_SEPARATOR.match(self.text, resume))
         if end is not None:
-            at = self._take(opener, end)
-        return self._leave_fence(at) if opener["fence"] and "```" not in self.text[end or at : at] else at
+            resume = max(resume, self._take(opener, end))
+        in_fence = opener["fence"] and "```" not in self.text[end or resume : resume]
+        return self._leave_fence(resume) if in_fence else resume
 
     def _skip_words(self, opener: re.Match[str]) -> int:
         """What follows is no JSON: a stray marker, or between explicit tags a call in no known form."""
@@ -136,23 +143,20 @@ class _Parser:
     def _value(self, at: int, opener: re.Match[str]) -> tuple[list[ToolCall], str, int]:
         """The calls of one JSON value, what is wrong with it, and where to go on."""
         bare = opener["bare"] is not None
-        limit = len(self.text) if bare else self._limit(at, opener)
         try:
-            value, stop = self._decode(at, limit)
-        except lenient.Unreadable as error:
-            self.failures += 1
-            return [], self._complaint(at, error, opener), max(at + 1, error.position) if bare else limit
+            value, stop = _DECODER.raw_decode(self.text, at)
+        except (ValueError, RecursionError):
+            self.repairs += 1
+            limit = len(self.text) if bare else self._limit(at, opener)
+            try:
+                value, stop = lenient.read(self.text, at, limit)
+            except lenient.Unreadable as error:
+                return [], self._complaint(at, error, opener), max(at + 1, error.position) if bare else limit
         if bare and not _AFTER_BARE.match(self.text, stop):
             return [], "", stop
         read = [_as_call(item, self.offered, _explicit(opener)) for item in _items(value)]
         problem = next((item for item in read if isinstance(item, str)), None)
         return ([item for item in read if isinstance(item, ToolCall)] if problem is None else []), problem or "", stop
-
-    def _decode(self, at: int, limit: int) -> tuple[Any, int]:
-        try:
-            return _DECODER.raw_decode(self.text, at)
-        except (ValueError, RecursionError):
-            return lenient.read(self.text, at, limit)
 
     def _limit(self, at: int, opener: re.Match[str]) -> int:
         """Where a repaired value has to end: at the next tag, in a fence also at its end."""
@@ -215,24 +219,20 @@ def _items(value: Any) -> list[Any]:
     """A JSON value as a list of possible calls."""
     if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
         value = value["tool_calls"]
-    return value if isinstance(value, list) else [value]
+    return (value or [None]) if isinstance(value, list) else [value]
 
 
 def _as_call(value: Any, offered: Mapping[str, Mapping[str, Any]], explicit: bool) -> ToolCall | str:
     """The call that a JSON value means, or what is wrong with it ("" when it is plain data)."""
-    if isinstance(value, dict):
-        value = next((value[key] for key in ("function", "function_call") if isinstance(value.get(key), dict)), value)
-    name = (
-        next((value[key] for key in _NAME_KEYS if isinstance(value.get(key), str)), None)
-        if isinstance(value, dict)
-        else None
-    )
+    fields = value if isinstance(value, dict) else {}
+    fields = next((fields[key] for key in ("function", "function_call") if isinstance(fields.get(key), dict)), fields)
+    name = next((fields[key] for key in _NAME_KEYS if isinstance(fields.get(key), str)), None)
     if name is None:
         return f"The <tool_call> names no tool; write {_FORM}." if explicit else ""
-    key = next((key for key in _ARGUMENT_KEYS if key in value), None)
+    key = next((key for key in _ARGUMENT_KEYS if key in fields), None)
     if not explicit and (name not in offered or key is None):
         return ""
-    given, schema = value.get(key), offered.get(name, {})
+    given, schema = fields.get(key or ""), offered.get(name, {})
     if isinstance(given, dict) and "type" in given and "properties" in given:
         return f"The <tool_call> repeats the definition of {name}; write {_FORM}." if explicit else ""
     arguments = _arguments(given, schema)
