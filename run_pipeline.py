@@ -164,7 +164,7 @@ def run(arguments: list[str]) -> None:
             shutil.rmtree(folder(stage, directory), ignore_errors=True)
         for stage in [args.only] if args.only else STAGES:
             print(f"\n== {stage} ==", flush=True)
-            with measured(directory.path / "usage.json", stage, folder(stage, directory)):
+            with measured(directory, stage, folder(stage, directory)):
                 STAGES[stage](pipeline)
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 import psutil
 
-from shared.runs import MANIFEST, write_json
+from shared.runs import MANIFEST, RunDirectory, write_json
 
+FILE = "usage.json"
 _SAMPLE_SECONDS = 2.0
 _SAMPLING_SHARE = 0.02  # of one core, at most
 
@@ -66,8 +67,8 @@ def _pss(process: psutil.Process) -> int:
 
 
 @contextlib.contextmanager
-def measured(file: Path, stage: str, folder: Path) -> Iterator[None]:
-    """Record seconds and peak memory of one stage in `file`, unless the stage found its work in `folder` done already.
+def measured(run: RunDirectory, stage: str, folder: Path) -> Iterator[None]:
+    """Record seconds and peak memory of one stage, unless it found its work in `folder` done already.
 
     The attempts of a stage that was interrupted add up.
     """
@@ -78,11 +79,15 @@ def measured(file: Path, stage: str, folder: Path) -> Iterator[None]:
         finally:
             after = _manifest_mark(folder)
             if after is None or after != before:
-                _add(file, stage, time.monotonic() - started, peak.bytes, complete=after is not None)
+                _add(run.path / FILE, stage, time.monotonic() - started, peak.bytes, complete=after is not None)
 
 
-def read_usage(file: Path) -> dict[str, dict[str, Any]]:
+def read_usage(run: RunDirectory) -> dict[str, dict[str, Any]]:
     """Per stage: seconds, peak_bytes, complete. Empty when nothing was measured."""
+    return _read(run.path / FILE)
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (FileNotFoundError, json.JSONDecodeError):
@@ -100,7 +105,7 @@ def machine() -> dict[str, Any]:
 
 
 def _add(file: Path, stage: str, seconds: float, peak: int, *, complete: bool) -> None:
-    usage = read_usage(file)
+    usage = _read(file)
     earlier = usage.get(stage)
     if earlier and not earlier["complete"]:
         seconds, peak = seconds + earlier["seconds"], max(peak, earlier["peak_bytes"])
