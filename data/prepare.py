@@ -1,0 +1,93 @@
+"""Prepares the data of a run: questions from the demo or a Spider folder, checked, split and written as JSONL."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from data import spider
+from data.demo.build import make_rows, write_database
+from data.demo.domains import DOMAINS
+from data.demo.generate import Taken, generate
+from data.splits import Splits, leakage_check, make_splits
+from shared.config import Config
+from shared.errors import UserError
+from shared.records import write_jsonl
+
+_LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
+
+
+def prepare(config: Config, folder: Path) -> dict[str, Any]:
+    """Write train.jsonl, val.jsonl and test.jsonl into `folder` (demo: databases/ too) and return what is in them.
+
+    The counts: `questions`, `difficulty`, `databases` and `split_kinds` by split, `unseen_databases`, `skipped` rows
+    and `empty_golds`. Raises UserError for bad rows (data.bad_rows=fail) and settings that leave a split empty.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    loaded = _demo(config, folder) if config.data.spider_dir is None else _spider(config, folder)
+    sizes = {question.db_id: Path(question.database).stat().st_size for question in loaded.questions}
+    splits = make_splits(loaded.questions, config.data, config.seed, sizes)
+    leakage_check(splits.train, splits.val, splits.test)
+    for name, questions in splits.items():
+        write_jsonl(folder / f"{name}.jsonl", questions)
+    return _counts(splits, loaded)
+
+
+def _demo(config: Config, folder: Path) -> spider.Loaded:
+    databases = folder.resolve() / "databases"
+    databases.mkdir(exist_ok=True)
+    taken = Taken()
+    loaded = spider.Loaded()
+    for domain in tqdm(DOMAINS, desc="making demo databases", unit="database", delay=2):
+        path = databases / f"{domain.db_id}.sqlite"
+        rows = make_rows(domain)
+        write_database(domain, rows, path)
+        drawn = generate(domain, rows, config.data.questions_per_database, config.seed, taken)
+        loaded.questions += [dataclasses.replace(question, database=str(path)) for question in drawn]
+    return loaded
+
+
+def _spider(config: Config, folder: Path) -> spider.Loaded:
+    source = Path(str(config.data.spider_dir))
+    loaded = spider.load(source, config.sandbox, skip_bad_rows=config.data.bad_rows == "skip")
+    if loaded.bad_rows:
+        _list_skipped(loaded.bad_rows, folder / "skipped.jsonl")
+    if not loaded.questions:
+        raise UserError(f"{source} holds no usable question; correct its rows.")
+    return loaded
+
+
+def _list_skipped(rows: Sequence[spider.BadRow], path: Path) -> None:
+    write_jsonl(path, rows)
+    for row in rows[:_LISTED]:
+        print(f"skipped {row.file}, row {row.row}: {row.reason}")
+    if len(rows) > _LISTED:
+        print(f"skipped {len(rows) - _LISTED} more, see {path}")
+
+
+def _counts(splits: Splits, loaded: spider.Loaded) -> dict[str, Any]:
+    test_kinds = Counter(question.split_kind for question in splits.test)
+    return {
+        "questions": {name: len(questions) for name, questions in splits.items()},
+        "difficulty": _by(splits, "difficulty"),
+        "databases": _by(splits, "db_id"),
+        "split_kinds": dict(test_kinds),
+        "unseen_databases": sorted({q.db_id for q in splits.test if q.split_kind == "unseen_database"}),
+        "skipped": len(loaded.bad_rows),
+        "empty_golds": loaded.empty_golds,
+    }
+
+
+def _by(splits: Splits, attribute: str) -> dict[str, dict[str, int]]:
+    """Questions by value of an attribute, then by split."""
+    table: dict[str, dict[str, int]] = {}
+    for name, questions in splits.items():
+        for question in questions:
+            row = table.setdefault(getattr(question, attribute), {"train": 0, "val": 0, "test": 0})
+            row[name] += 1
+    return dict(sorted(table.items()))

@@ -1,0 +1,133 @@
+"""Reads questions in Spider layout: `dev.json` and/or `train_spider.json`, `database/<db_id>/<db_id>.sqlite`.
+
+Both files go into one pool; which questions are for training and which for testing is decided by the splits. The schema
+is read from the databases themselves, so `tables.json` is not needed. Every gold is run once: what cannot be run and
+compared later is a bad row here, with its file, row number and reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from data.sql_form import rate
+from shared.config import SandboxConfig
+from shared.database import Database, SqlError
+from shared.errors import UserError
+from shared.records import Question
+
+FILES = ("train_spider.json", "dev.json")
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be used; `row` counts from 1, `reason` ends with what to do about it."""
+
+    file: str
+    row: int
+    reason: str
+
+
+@dataclass
+class Loaded:
+    questions: list[Question] = field(default_factory=list)
+    bad_rows: list[BadRow] = field(default_factory=list)
+    empty_golds: int = 0  # golds that run but return no row; they are kept
+
+
+class _Unusable(Exception):
+    """Why the current row cannot be used."""
+
+
+def load(folder: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
+    """All usable questions. Raises UserError for the first bad row, unless `skip_bad_rows` collects them instead."""
+    rows = list(_rows(folder))
+    databases = _Databases(folder, sandbox)
+    loaded = Loaded()
+    for file, number, row in tqdm(rows, desc="running golds", unit="question", delay=2):
+        try:
+            question, is_empty = _read(row, f"{Path(file).stem}-{number:05d}", databases)
+        except _Unusable as problem:
+            if not skip_bad_rows:
+                raise UserError(f"{folder / file}, row {number}: {problem}, or leave such rows out with "
+                                "--set data.bad_rows=skip.") from None  # fmt: skip
+            loaded.bad_rows.append(BadRow(file, number, str(problem)))
+            continue
+        loaded.questions.append(question)
+        loaded.empty_golds += is_empty
+    return loaded
+
+
+def _rows(folder: Path) -> Iterator[tuple[str, int, Any]]:
+    found = [name for name in FILES if (folder / name).is_file()]
+    if not found:
+        raise UserError(f"Setting data.spider_dir: {folder} holds neither {FILES[0]} nor {FILES[1]}; "
+                        "point it at a folder in Spider layout (dev.json, database/<id>/<id>.sqlite).")  # fmt: skip
+    for name in found:
+        try:
+            document = json.loads((folder / name).read_text(encoding="utf-8"))
+        except (ValueError, OSError) as error:
+            raise UserError(f"{folder / name} cannot be read as JSON ({error}); restore the file.") from error
+        if not isinstance(document, list):
+            raise UserError(f"{folder / name} must hold a JSON list of questions; restore the file.")
+        yield from ((name, number, row) for number, row in enumerate(document, start=1))
+
+
+def _read(row: Any, identity: str, databases: _Databases) -> tuple[Question, bool]:
+    """The question of one row and whether its gold returns nothing."""
+    if not isinstance(row, dict):
+        raise _Unusable("it is not a JSON object; write one with db_id, question and query")
+    db_id, question, gold = (_text(row, key) for key in ("db_id", "question", "query"))
+    database = databases.get(db_id)
+    try:
+        result = database.execute(gold, max_rows=databases.sandbox.max_compare_rows)
+    except SqlError as error:
+        raise _Unusable(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
+    except UserError as error:
+        raise _Unusable(str(error).rstrip(".")) from None
+    if result.truncated:
+        raise _Unusable("its gold SQL returns too much to be compared; narrow the query or raise "
+                        "sandbox.max_compare_rows and sandbox.max_result_bytes")  # fmt: skip
+    record = Question(identity, db_id, question, gold, str(database.path), rate(gold), "spider")
+    return record, not result.rows
+
+
+def _text(row: dict[str, Any], key: str) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        what = "gold SQL" if key == "query" else key
+        raise _Unusable(f'it has no {what}; add a text under "{key}"')
+    return value.strip()
+
+
+class _Databases:
+    """Opens each database once; a broken one gives the same reason for every row."""
+
+    def __init__(self, folder: Path, sandbox: SandboxConfig) -> None:
+        self.folder = folder.resolve() / "database"
+        self.sandbox = sandbox
+        self._opened: dict[str, Database | str] = {}
+
+    def get(self, db_id: str) -> Database:
+        if db_id not in self._opened:
+            self._opened[db_id] = self._open(db_id)
+        opened = self._opened[db_id]
+        if isinstance(opened, str):
+            raise _Unusable(opened)
+        return opened
+
+    def _open(self, db_id: str) -> Database | str:
+        if Path(db_id).name != db_id:
+            return f"its db_id {db_id!r} is not a plain name; correct it"
+        path = self.folder / db_id / f"{db_id}.sqlite"
+        if not path.is_file():
+            return f"its database {path} does not exist; put it there"
+        try:
+            return Database(path, self.sandbox)
+        except UserError as error:
+            return str(error).rstrip(".")

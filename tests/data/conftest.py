@@ -1,0 +1,62 @@
+"""Real fixtures: the demo prepared once, and small folders in Spider layout written by hand."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.prepare import prepare
+from shared.config import Config, load_config
+from shared.records import Question, read_questions
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def settings(*overrides: str) -> Config:
+    return load_config(ROOT / "pipeline.yaml", "cpu", overrides)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    folder: Path
+    counts: dict[str, Any]
+    splits: dict[str, list[Question]]
+
+    @property
+    def questions(self) -> list[Question]:
+        return [question for split in self.splits.values() for question in split]
+
+
+@pytest.fixture(scope="session")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """The demo data with the shipped settings."""
+    folder = tmp_path_factory.mktemp("demo")
+    counts = prepare(settings(), folder)
+    return Prepared(
+        folder, counts, {name: list(read_questions(folder / f"{name}.jsonl")) for name in ("train", "val", "test")}
+    )
+
+
+SpiderWriter = Callable[..., Path]
+
+
+@pytest.fixture
+def spider_folder(tmp_path: Path) -> SpiderWriter:
+    """Writes dev.json with the given rows and one database `pets` of two rows."""
+
+    def write(rows: Any, file: str = "dev.json") -> Path:
+        database = tmp_path / "spider" / "database" / "pets"
+        database.mkdir(parents=True, exist_ok=True)
+        (database / "pets.sqlite").unlink(missing_ok=True)
+        with closing(sqlite3.connect(database / "pets.sqlite")) as connection, connection:
+            connection.execute("CREATE TABLE pets (pet_id INTEGER PRIMARY KEY, name TEXT, age INTEGER)")
+            connection.executemany("INSERT INTO pets VALUES (?, ?, ?)", [(1, "Rex", 3), (2, "Mia", 9)])
+        (tmp_path / "spider" / file).write_text(json.dumps(rows), encoding="utf-8")
+        return tmp_path / "spider"
+
+    return write

@@ -1,0 +1,121 @@
+"""The Spider loader: good rows in, bad rows named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data.prepare import prepare
+from data.spider import load
+from data.splits import leakage_check
+from shared.errors import UserError
+from shared.records import read_questions
+from tests.data.conftest import ROOT, SpiderWriter, settings
+
+REAL = ROOT / ".." / "shared" / "realdata" / "spider_sample"
+GOOD = {"db_id": "pets", "question": "How many pets?", "query": "SELECT count(*) FROM pets"}
+SANDBOX = settings().sandbox
+
+
+def test_rows_become_questions(spider_folder: SpiderWriter) -> None:
+    folder = spider_folder([GOOD, GOOD | {"question": "Old pets?", "query": "SELECT name FROM pets WHERE age > 99;"}])
+    loaded = load(folder, SANDBOX, skip_bad_rows=False)
+    first = loaded.questions[0]
+    assert (first.id, first.db_id, first.question, first.difficulty) == ("dev-00001", "pets", "How many pets?", "easy")
+    assert Path(first.database) == folder / "database" / "pets" / "pets.sqlite"
+    assert loaded.empty_golds == 1
+
+
+def test_both_files_are_read(spider_folder: SpiderWriter) -> None:
+    spider_folder([GOOD], file="train_spider.json")
+    loaded = load(spider_folder([GOOD]), SANDBOX, skip_bad_rows=False)
+    assert [question.id for question in loaded.questions] == ["train_spider-00001", "dev-00001"]
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    ({"db_id": "pets", "question": "How many?"}, r'no gold SQL; add a text under "query"'),
+    (GOOD | {"query": "  "}, r"no gold SQL"),
+    (GOOD | {"question": None}, r'no question; add a text under "question"'),
+    (GOOD | {"db_id": 7}, r"no db_id"),
+    (GOOD | {"query": "SELECT nam FROM pets"}, r"gold SQL fails \(no such column: nam\); correct the query"),
+    (GOOD | {"query": "DROP TABLE pets"}, r"gold SQL fails \(.*read-only"),
+    (GOOD | {"db_id": "zoo"}, r"zoo\.sqlite does not exist; put it there"),
+    (GOOD | {"db_id": "../pets"}, r"not a plain name; correct it"),
+    ("How many?", r"not a JSON object; write one"),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BAD_ROWS)
+def test_a_bad_row_ends_in_one_sentence_with_file_row_reason_and_way_out(
+    spider_folder: SpiderWriter, row: Any, reason: str
+) -> None:
+    folder = spider_folder([GOOD, row])
+    with pytest.raises(
+        UserError, match=rf"dev\.json, row 2: .*{reason}.*, or leave such rows out .*data\.bad_rows=skip"
+    ):
+        load(folder, SANDBOX, skip_bad_rows=False)
+
+
+def test_a_damaged_database_is_a_bad_row(spider_folder: SpiderWriter) -> None:
+    folder = spider_folder([GOOD])
+    (folder / "database" / "pets" / "pets.sqlite").write_bytes(b"this is no database" * 100)
+    with pytest.raises(
+        UserError, match=r"row 1: .*pets\.sqlite cannot be read .*; restore or replace the file, or leave"
+    ):
+        load(folder, SANDBOX, skip_bad_rows=False)
+
+
+def test_a_gold_too_large_to_compare_is_a_bad_row(spider_folder: SpiderWriter) -> None:
+    query = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 30000) SELECT i FROM n"
+    with pytest.raises(UserError, match=r"row 1: .*too much to be compared"):
+        load(spider_folder([GOOD | {"query": query}]), SANDBOX, skip_bad_rows=False)
+
+
+def test_skipped_rows_are_listed_printed_and_counted(
+    spider_folder: SpiderWriter, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [
+        GOOD | {"question": f"How many above {i}?", "query": f"SELECT count(*) FROM pets WHERE age > {i}"}
+        for i in range(60)
+    ]
+    folder = spider_folder([*good, *(row for row, _ in BAD_ROWS)])
+    config = settings(f"data.spider_dir={folder}", "data.bad_rows=skip", "data.unseen_databases=0")
+    counts = prepare(config, tmp_path / "out")
+    assert counts["skipped"] == len(BAD_ROWS)
+    assert sum(counts["questions"].values()) == 60
+    lines = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
+    assert [line["row"] for line in lines] == list(range(61, 61 + len(BAD_ROWS)))
+    assert "skipped dev.json, row 61: it has no gold SQL" in capsys.readouterr().out
+
+
+def test_a_file_without_any_usable_row_is_refused(spider_folder: SpiderWriter, tmp_path: Path) -> None:
+    config = settings(f"data.spider_dir={spider_folder([{}])}", "data.bad_rows=skip")
+    with pytest.raises(UserError, match="no usable question"):
+        prepare(config, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [("[{", "cannot be read as JSON"), ('{"a": 1}', "must hold a JSON list")]
+)
+def test_a_broken_question_file_is_named(spider_folder: SpiderWriter, content: str, reason: str) -> None:
+    folder = spider_folder([GOOD])
+    (folder / "dev.json").write_text(content)
+    with pytest.raises(UserError, match=rf"dev\.json {reason}.*restore the file"):
+        load(folder, SANDBOX, skip_bad_rows=False)
+
+
+def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"data\.spider_dir: .* holds neither .*dev\.json"):
+        load(tmp_path, SANDBOX, skip_bad_rows=False)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the Spider sample is not on this machine")
+def test_the_real_spider_sample_is_split_without_leak(tmp_path: Path) -> None:
+    counts = prepare(settings(f"data.spider_dir={REAL}"), tmp_path)
+    splits = [list(read_questions(tmp_path / f"{name}.jsonl")) for name in ("train", "val", "test")]
+    assert sum(map(len, splits)) == 575
+    assert len(counts["databases"]) == 11
+    assert len(counts["unseen_databases"]) == 3
+    assert 0 < counts["empty_golds"] < 20
+    leakage_check(*splits)

@@ -1,0 +1,97 @@
+"""`python -m data`: runs once, again when something changed, and never leaves half of it as finished."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data.stage import plan, run
+from shared.errors import UserError
+from shared.runs import MANIFEST, RunDirectory, read_manifest
+from tests.data.conftest import ROOT, SpiderWriter, settings
+
+SMALL = "data.questions_per_database=12"
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """Content of everything the stage made for others."""
+    files = [*folder.glob("*.jsonl"), *folder.glob("databases/*")]
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "data", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_same_settings_give_the_same_files_byte_for_byte(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    folder = run(settings(SMALL), directory)
+    first = digest(folder)
+    (folder / MANIFEST).unlink()
+    (folder / "test.jsonl").write_text("half a fi")
+    run(settings(SMALL), directory)
+    assert digest(folder) == first
+    assert {"train.jsonl", "val.jsonl", "test.jsonl", "insurance.sqlite"} <= set(first)
+
+
+def test_a_finished_stage_is_skipped_until_a_setting_changes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    run(settings(SMALL), directory)
+    before = (directory.data / MANIFEST).stat().st_mtime_ns
+    capsys.readouterr()
+    run(settings(SMALL), directory)
+    assert "already prepared" in capsys.readouterr().out
+    assert (directory.data / MANIFEST).stat().st_mtime_ns == before
+    run(settings(SMALL, "seed=1"), directory)
+    assert (directory.data / MANIFEST).stat().st_mtime_ns != before
+
+
+def test_a_changed_spider_file_prepares_again(spider_folder: SpiderWriter, tmp_path: Path) -> None:
+    rows = [{"db_id": "pets", "question": f"Above {i}?", "query": f"SELECT age > {i} FROM pets"} for i in range(50)]
+    config = settings(f"data.spider_dir={spider_folder(rows)}", "data.unseen_databases=0")
+    directory = RunDirectory(tmp_path / "run")
+    run(config, directory)
+    spider_folder(rows[:40])
+    run(config, directory)
+    manifest = read_manifest(directory.data)
+    assert manifest is not None
+    assert sum(manifest["counts"]["questions"].values()) == 40
+
+
+def test_a_failed_stage_has_no_manifest(spider_folder: SpiderWriter, tmp_path: Path) -> None:
+    config = settings(f"data.spider_dir={spider_folder([{}])}")
+    with pytest.raises(UserError):
+        run(config, RunDirectory(tmp_path / "run"))
+    assert read_manifest(tmp_path / "run" / "data") is None
+
+
+def test_the_plan_names_source_and_files(tmp_path: Path) -> None:
+    lines = plan(settings(), RunDirectory(tmp_path / "run"))
+    assert lines[0] == "data: to be prepared"
+    assert any("demo, 110 questions a database" in line for line in lines)
+    assert any(line.endswith("test.jsonl") for line in lines)
+
+
+def test_the_command_prints_a_table_and_a_dry_run_changes_nothing(tmp_path: Path) -> None:
+    options = ["--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", SMALL]
+    dry = command(*options, "--dry-run")
+    assert dry.returncode == 0
+    assert "to be prepared" in dry.stdout
+    assert list(tmp_path.iterdir()) == []
+    done = command(*options)
+    assert done.returncode == 0
+    assert "unseen databases" in done.stdout
+    assert (tmp_path / "main" / "data" / MANIFEST).exists()
+
+
+def test_a_missing_spider_folder_ends_in_one_sentence(tmp_path: Path) -> None:
+    result = command("--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", "data.spider_dir=no/such/folder")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "data.spider_dir: there is no folder no/such/folder" in result.stderr
