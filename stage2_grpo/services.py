@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from shared.config import Config
@@ -20,9 +21,23 @@ from stage2_grpo import cpu_backend
 from stage2_grpo.rollout_agent import AgentSettings
 
 
+@dataclass(frozen=True)
+class Rollouts:
+    """A gateway and the controller that serves it."""
+
+    settings_file: Path  # what controller, agents and trainer read
+    key: str
+    processes: tuple[OwnedProcess, ...]
+
+    def check(self) -> None:
+        """Raise UserError when one of them has died: the trainer would wait for its episodes for ever."""
+        for process in self.processes:
+            process.check()
+
+
 @contextlib.contextmanager
-def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Start both; yields the settings file that controller, agents and trainer read, and the key."""
+def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterator[Rollouts]:
+    """Start both and keep them for the block."""
     port, key = free_port(), random_key()
     url, logs = f"http://127.0.0.1:{port}", folder / "logs"
     settings_file = folder / "agents.json"
@@ -51,21 +66,19 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
         health=lambda: "controller ready" in _text(logs / "controller.log"),
     )
     with gateway, controller:
-        yield settings_file, key
+        yield Rollouts(settings_file, key, (gateway, controller))
 
 
 @contextlib.contextmanager
-def trainer(
-    config: Config, folder: Path, settings_file: Path, key: str, questions: tuple[Path, Path]
-) -> Iterator[OwnedProcess]:
+def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[Path, Path]) -> Iterator[OwnedProcess]:
     """Start the trainer process on (train, validation) questions; its Ray lives in a private, short temporary path."""
     logs = folder / "logs"
     ray_folder = Path(tempfile.mkdtemp(prefix="firstcall-", dir="/tmp"))  # Ray's socket paths must stay below 108 bytes
     process = OwnedProcess(
-        [sys.executable, "-m", "stage2_grpo.train", str(settings_file), *map(str, questions)],
+        [sys.executable, "-m", "stage2_grpo.train", str(rollouts.settings_file), *map(str, questions)],
         name="the trainer",
         log=logs / "trainer.log",
-        env=trainer_environment(config, folder, key) | {"RAY_TMPDIR": str(ray_folder)},
+        env=trainer_environment(config, folder, rollouts.key) | {"RAY_TMPDIR": str(ray_folder)},
         grace=30.0,
     )
     try:
@@ -101,7 +114,7 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
     return environment | (_cpu_environment(config) if config.profile == "cpu" else {})
 
 
-def _cpu_environment(config: Config) -> Mapping[str, str]:
+def _cpu_environment(config: Config) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     return {
         cpu_backend.SWITCH: "1",
@@ -109,6 +122,7 @@ def _cpu_environment(config: Config) -> Mapping[str, str]:
         "OMP_NUM_THREADS": str(len(cores)),
         "VLLM_CPU_KVCACHE_SPACE": str(config.vllm.cpu_kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # `auto` leaves a core idle
+        "TORCHDYNAMO_DISABLE": "1",  # a few functions would compile C++ even in eager mode
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_prestart_worker_first_driver": "0",  # no idle workers: each costs memory and seconds of imports
         "RAY_enable_worker_prestart": "0",

@@ -6,9 +6,11 @@ model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → reward self-te
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ from shared import runs
 from shared.config import Config, to_dict
 from shared.errors import UserError
 from shared.metrics import MetricsLog
-from shared.records import read_questions
+from shared.records import read_questions, write_jsonl
 from shared.reward import self_test
 from shared.runs import RunDirectory
+from shared.services import OwnedProcess
 from stage2_grpo.export import PROBE_FILE, export, newest_checkpoint
 from stage2_grpo.progress import JsonlTail, step_line, step_metrics
 from stage2_grpo.services import gateway_and_controller, trainer
@@ -42,7 +45,7 @@ def run(config: Config, run: RunDirectory) -> Path:
     self_test(questions[:_SELF_TEST_QUESTIONS], config.grpo, config.sandbox)
     runs.begin_stage(run.grpo, mark)
     started = time.monotonic()
-    train_policy(config, run, model, (train, validation), total)
+    train_policy(config, run.grpo, model, (train, validation), total)
     checked = export_policy(config, run.grpo, model, total)
     outputs = {"model": str(run.grpo / "model"), "start_model": str(model)}
     runs.finish_stage(run.grpo, mark, seconds=time.monotonic() - started, outputs=outputs, steps=total, export=checked)
@@ -112,32 +115,35 @@ def total_steps(config: Config, questions: int) -> int:
     return grpo.total_steps or available
 
 
-def train_policy(config: Config, run: RunDirectory, model: Path, questions: tuple[Path, Path], total: int) -> None:
+def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Path, Path], total: int) -> None:
     """Run the trainer until its last step is saved; nothing to do when it is already."""
-    folder = run.grpo
     done = newest_checkpoint(folder / "checkpoints")
     if done and done[0] >= total:
         return
     if done:
         print(f"grpo: continues after step {done[0]} of {total}")
-    _keep_earlier_metrics(folder)
-    with gateway_and_controller(config, model, folder) as (settings_file, key):  # noqa: SIM117 - order matters
-        with trainer(config, folder, settings_file, key, questions) as process:
-            follow(config, folder, process, total, done[0] if done else 0)
-            status = process.wait()
+    forget_steps_after(done[0] if done else 0, folder)
+    with (
+        gateway_and_controller(config, model, folder) as rollouts,
+        trainer(config, folder, rollouts, questions) as process,
+    ):
+        for _ in follow(config, folder, process, total):
+            rollouts.check()
+        status = process.wait()
     reached = newest_checkpoint(folder / "checkpoints")
     if status or not reached or reached[0] < total:
         raise UserError(failure(folder / "logs" / "trainer.log", reached[0] if reached else 0, total))
 
 
-def follow(config: Config, folder: Path, process: Any, total: int, done: int) -> None:
-    """Print and log one line per step until the trainer ends."""
+def follow(config: Config, folder: Path, process: OwnedProcess, total: int) -> Iterator[None]:
+    """Print and log one line per step until the trainer ends; yields twice a second meanwhile."""
     trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
     episode_rows.new_rows()  # those of an interrupted run belong to its steps
     episodes: list[dict[str, Any]] = []
-    log = MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False)  # wandb is VERL's own
-    waiting = {"desc": "grpo: starting Ray, trainer and vLLM", "unit": " episodes", "leave": False, "disable": None}
-    with tqdm(total=None, **waiting) as bar:  # type: ignore[call-overload]
+    with (
+        MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL talks to wandb itself
+        tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
+    ):
         alive = True
         while alive:
             alive = process.running  # read first: what was written before the end is still picked up
@@ -145,15 +151,23 @@ def follow(config: Config, folder: Path, process: Any, total: int, done: int) ->
             episodes += new
             bar.update(len(new))
             for row in trainer_rows.new_rows():
-                if "training/reward" not in row["data"]:
-                    continue  # validation only
-                values = step_metrics(row["data"], episodes)
-                episodes = []
-                log.log(row["step"], values)
-                bar.write(step_line(row["step"], total, values))
-            done_or_more = f"grpo: step {max(done, 0)} of {total}" if not bar.n else "grpo: episodes"
-            bar.set_description(done_or_more if bar.n else waiting["desc"], refresh=False)
+                bar.set_description(f"grpo: step {row['step']} of {total}")
+                if "training/reward" in row["data"]:  # else a validation before the first step
+                    values = step_metrics(row["data"], episodes)
+                    episodes = []
+                    log.log(row["step"], values)
+                    bar.write(step_line(row["step"], total, values))
+            yield
             time.sleep(_POLL_SECONDS)
+
+
+def forget_steps_after(step: int, folder: Path) -> None:
+    """Drop the figures of steps that an interrupted run made but did not save: they are made again."""
+    (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)  # VERL writes it anew
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists():
+        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+        write_jsonl(metrics, (row for row in rows if row["step"] <= step))
 
 
 def export_policy(config: Config, folder: Path, model: Path, total: int) -> dict[str, float]:
@@ -185,11 +199,6 @@ def failure(log: Path, reached: int, total: int) -> str:
         f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
         "same command again; it continues from the last checkpoint."
     )
-
-
-def _keep_earlier_metrics(folder: Path) -> None:
-    """VERL opens its metrics file anew; what an interrupted run measured is in our metrics.jsonl already."""
-    (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)
 
 
 def plan(config: Config, run: RunDirectory) -> list[str]:

@@ -50,13 +50,14 @@ class Probe:
             "position_ids": ones.cumsum(-1) - 1,
             "response_mask": ones[:, len(self.prompt) :],
         }
-        return DataProto.from_single_dict(tensors, meta_info={"temperature": 1.0})
+        lengths = [tokens.shape[-1]] * rows  # VERL derives the utilisation figure from it
+        return DataProto.from_single_dict(tensors, meta_info={"temperature": 1.0, "global_token_num": lengths})
 
 
 def guarded(trainer_class: type, adapter_class: type) -> type:
     """A subclass of Agent Lightning's trainer with both guarantees."""
 
-    class RewardedOnlyAdapter(adapter_class):  # type: ignore[misc,valid-type]
+    class RewardedOnlyAdapter(adapter_class):
         def get_train_data_batch(self, completed_rollouts: list[Any], **options: Any) -> Any:
             rewarded = [rollout for rollout in completed_rollouts if rollout.final_reward is not None]
             batch, metrics = super().get_train_data_batch(rewarded, **options)
@@ -66,7 +67,7 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
     # The trainer looks the adapter up as a global of its module at every step.
     sys.modules[trainer_class.__module__].RolloutAdapter = RewardedOnlyAdapter  # type: ignore[attr-defined]
 
-    class GuardedTrainer(trainer_class):  # type: ignore[misc,valid-type]
+    class GuardedTrainer(trainer_class):
         def _train_step(self, timing_raw: dict[str, float], curr_step_profile: bool) -> Any:
             guard = self.__dict__.setdefault("_weight_guard", WeightGuard(self))
             guard.before_step()

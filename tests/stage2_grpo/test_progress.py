@@ -1,0 +1,58 @@
+"""Step lines: what the trainer and the episodes of a step add up to."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from stage2_grpo.progress import JsonlTail, step_line, step_metrics
+
+
+def episode(**changes: Any) -> dict[str, Any]:
+    row = {
+        "reward": {"total": 1.0, "correct": True},
+        "hermes_calls": 2,
+        "fallback_calls": 0,
+        "calls": 2,
+        "merged_turns": 2,
+        "later_turns": 2,
+        "turns": 3,
+        "completion_tokens": 100,
+    }
+    return {**row, **changes}
+
+
+def test_figures_of_a_step() -> None:
+    wrong = episode(reward={"total": 0.1, "correct": False}, hermes_calls=0, fallback_calls=2, merged_turns=1)
+    lost = episode(reward=None)
+    values = step_metrics({"timing_s/step": 12.5, "guard/rollout_trainer_gap": 0.01}, [episode(), wrong, lost])
+    assert values["reward"] == 0.55
+    assert values["execution_accuracy"] == 0.5
+    assert values["tool_call_rate"] == 0.5
+    assert values["fallback_share"] == 0.5
+    assert values["merged_share"] == 0.75
+    assert (values["turns"], values["tokens"], values["seconds"]) == (3.0, 200.0, 12.5)
+    assert (values["episodes"], values["lost_episodes"]) == (2.0, 1.0)
+
+
+def test_a_step_line_names_every_figure() -> None:
+    line = step_line(2, 4, step_metrics({"timing_s/step": 12.5, "guard/rollout_trainer_gap": 0.01}, [episode()]))
+    assert line == (
+        "step 2/4  reward 1.000  accuracy 100%  tool calls 100%  fallback 0%  merged 100%  turns 3.0  tokens 100  "
+        "sync gap 0.0100  12 s"
+    )
+
+
+def test_a_step_without_episodes_has_figures_too() -> None:
+    assert step_metrics({}, [])["reward"] == 0.0
+
+
+def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    tail = JsonlTail(file)
+    assert tail.new_rows() == []
+    file.write_text(json.dumps({"a": 1}) + '\n{"a":')
+    assert tail.new_rows() == [{"a": 1}]
+    with file.open("a") as stream:
+        stream.write(" 2}\n")
+    assert tail.new_rows() == [{"a": 2}]
+    assert tail.new_rows() == []

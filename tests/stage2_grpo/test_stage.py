@@ -1,0 +1,112 @@
+"""Stage 2 before any process starts: where the model comes from, how many steps there are, what a failure says."""
+
+from pathlib import Path
+
+import pytest
+
+from shared.config import Config, load_config
+from shared.errors import UserError
+from shared.runs import RunDirectory, finish_stage
+from stage2_grpo import stage
+from stage2_grpo.export import newest_checkpoint
+
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config(PIPELINE, "cpu")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
+    monkeypatch.delenv("SFT_MODEL_PATH", raising=False)
+    return RunDirectory(tmp_path / "runs" / "this")
+
+
+def model_folder(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "config.json").write_text("{}")
+    return path
+
+
+def finished_stage1(run: RunDirectory) -> Path:
+    merged = model_folder(run.sft / "merged")
+    finish_stage(run.sft, "mark", seconds=1, outputs={"model": str(merged)})
+    return merged
+
+
+def test_sft_model_path_wins(
+    config: Config, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished_stage1(run)
+    named = model_folder(tmp_path / "named")
+    monkeypatch.setenv("SFT_MODEL_PATH", str(named))
+    assert stage.starting_model(config, run) == named
+
+
+def test_the_setting_comes_before_stage_1(run: RunDirectory, tmp_path: Path) -> None:
+    finished_stage1(run)
+    named = model_folder(tmp_path / "named")
+    assert stage.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={named}"]), run) == named
+
+
+def test_this_runs_stage_1_comes_before_a_newer_one_beside_it(config: Config, run: RunDirectory) -> None:
+    merged = finished_stage1(run)
+    finished_stage1(RunDirectory(run.path.parent / "other"))
+    assert stage.starting_model(config, run) == merged
+
+
+def test_a_finished_stage_1_of_another_run_serves(config: Config, run: RunDirectory) -> None:
+    merged = finished_stage1(RunDirectory(run.path.parent / "other"))
+    assert stage.starting_model(config, run) == merged
+
+
+def test_without_any_checkpoint_the_message_says_what_to_run(config: Config, run: RunDirectory) -> None:
+    with pytest.raises(UserError, match="stage1_sft"):
+        stage.starting_model(config, run)
+
+
+def test_an_adapter_is_refused_with_the_way_to_merge_it(run: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match="stage1_sft merge"):
+        stage.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={tmp_path}"]), run)
+
+
+def test_missing_questions_are_named(run: RunDirectory) -> None:
+    with pytest.raises(UserError, match=r"train\.jsonl.*python -m data"):
+        stage.question_files(run)
+
+
+def test_steps_are_whole_batches_of_every_epoch() -> None:
+    config = load_config(PIPELINE, "gpu")
+    assert stage.total_steps(config, 8 * 5 + 7) == 15
+
+
+@pytest.mark.parametrize(("questions", "says"), [(3, "do not fill one batch"), (8, r"make 2 steps")])
+def test_impossible_step_counts_are_refused(config: Config, questions: int, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        stage.total_steps(config, questions)
+
+
+def test_only_a_completely_saved_checkpoint_counts(tmp_path: Path) -> None:
+    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
+    assert newest_checkpoint(tmp_path) == (2, tmp_path / "global_step_2" / "actor")
+
+
+def test_a_failure_quotes_the_weight_guard_first(tmp_path: Path) -> None:
+    log = tmp_path / "trainer.log"
+    log.write_text("x\n\x1b[36mstage2_grpo.trainer.WeightsOutOfSync: stale\x1b[0m\nRuntimeError: later\n")
+    message = stage.failure(log, 1, 4)
+    assert "after step 1 of 4" in message
+    assert "WeightsOutOfSync: stale" in message
+    assert "RuntimeError" not in message
+
+
+def test_steps_that_were_not_saved_are_forgotten(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 3, "rew')
+    stage.forget_steps_after(1, tmp_path)
+    assert metrics.read_text() == '{"step": 1, "reward": 0.1}\n'

@@ -1,0 +1,79 @@
+"""The translation into VERL's keys: both profiles compose in struct mode, and the values that guard a run are there."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import load_config
+from shared.errors import UserError
+from stage2_grpo import verl_config
+from stage2_grpo.verl_config import TrainerPaths, compose
+
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+PATHS = TrainerPaths(Path("some/model"), Path("runs/x/grpo"), "http://127.0.0.1:1", "secret")
+
+
+def composed(profile: str, *overrides: str) -> Any:
+    return compose(load_config(PIPELINE, profile, overrides), PATHS)
+
+
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_lora_runs_in_the_mode_in_which_vllm_samples_the_trained_policy(profile: str) -> None:
+    actor = composed(profile).actor_rollout_ref
+    assert (actor.actor.strategy, actor.model.lora.merge, actor.model.lora_rank) == ("fsdp", True, 16)
+
+
+def test_the_gpu_profile_holds_the_reference_configuration() -> None:
+    config = composed("gpu")
+    rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
+    assert (config.algorithm.adv_estimator, config.algorithm.use_kl_in_reward) == ("grpo", False)
+    assert (config.data.train_batch_size, config.data.max_prompt_length, config.data.max_response_length) == (
+        8,
+        8192,
+        1024,
+    )
+    assert (rollout.name, rollout.n, rollout.tensor_model_parallel_size, rollout.gpu_memory_utilization) == (
+        "vllm",
+        8,
+        1,
+        0.6,
+    )
+    assert (rollout.multi_turn.format, rollout.enforce_eager, rollout.max_model_len) == ("hermes", True, 8192)
+    assert rollout.engine_kwargs.vllm == {"enable_auto_tool_choice": True, "tool_call_parser": "qwen25_coder"}
+    assert (actor.optim.lr, actor.use_kl_loss, actor.entropy_coeff) == (1e-5, False, 0)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.ppo_max_token_len_per_gpu) == (0.2, 0.28, 32768)
+    assert actor.fsdp_config.param_offload
+    assert actor.fsdp_config.optimizer_offload
+    assert (config.trainer.n_gpus_per_node, config.trainer.total_epochs, config.trainer.test_freq) == (1, 3, 16)
+    assert config.trainer.logger == ["console", "file", "tensorboard"]
+
+
+def test_a_lost_episode_does_not_skip_a_step() -> None:
+    config = composed("gpu")
+    assert config.actor_rollout_ref.actor.ppo_mini_batch_size < config.data.train_batch_size
+    assert config.agentlightning.max_ppo_update_times == 2
+
+
+def test_number_of_gpu_blocks_can_be_set() -> None:
+    config = composed("gpu", "vllm.num_gpu_blocks_override=512")
+    assert config.actor_rollout_ref.rollout.engine_kwargs.vllm.num_gpu_blocks_override == 512
+
+
+def test_a_key_that_verl_does_not_declare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verl_config, "overrides", lambda config, paths: {"trainer": {"test_frequency": 1}})
+    with pytest.raises(UserError, match="test_frequency"):
+        composed("cpu")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("profile", ["gpu", "cpu"])
+def test_verl_accepts_the_configuration_without_a_gpu(profile: str) -> None:
+    from omegaconf import OmegaConf
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    config = composed(profile)
+    OmegaConf.resolve(config)
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).n == config.actor_rollout_ref.rollout.n
+    assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).strategy == "fsdp"
