@@ -57,6 +57,7 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
         "zero_advantage_groups": "training/n_zero_adv_groups",
         "weight_gap": "guard/rollout_trainer_gap",
         "policy_moved": "guard/trainer_moved",
+        "server_moved": "guard/server_moved",
     }
     return values | {name: float(trainer[key]) for name, key in renamed.items() if key in trainer}
 

@@ -118,7 +118,6 @@ def _cpu_environment(config: Config) -> dict[str, str]:
     cores = sorted(os.sched_getaffinity(0))
     return {
         cpu_backend.SWITCH: "1",
-        "CUDA_VISIBLE_DEVICES": "",
         "OMP_NUM_THREADS": str(len(cores)),
         "VLLM_CPU_KVCACHE_SPACE": str(config.vllm.cpu_kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),  # `auto` leaves a core idle

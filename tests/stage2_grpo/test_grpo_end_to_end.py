@@ -1,0 +1,120 @@
+"""Real GRPO steps of the whole stack on a tiny random model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
+
+A random model never earns a reward, so the update comes from the entropy bonus; everything else is the product's path.
+The run is killed (kill -9) after its first saved step and must resume to the end.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shared.runs import read_manifest
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = [
+    "grpo.total_steps=2",
+    "grpo.train_batch_size=2",
+    "grpo.mini_batch_size=1",
+    "grpo.rollouts_per_question=2",
+    "grpo.save_every=1",
+    "grpo.val_questions=2",
+    "grpo.entropy_coeff=0.05",
+    "grpo.learning_rate=1e-3",
+    "grpo.weight_bucket_mb=64",
+    "agent.max_turn_tokens=16",
+    "data.questions_per_database=10",
+    "vllm.cpu_kv_cache_gib=1",
+]
+
+
+def command(module: str, runs: Path, *settings: str) -> list[str]:
+    options = [part for setting in (f"runs_dir={runs}", *settings) for part in ("--set", setting)]
+    return [sys.executable, "-m", module, "--profile", "cpu", "--run-name", "e2e", *options]
+
+
+def of_this_run(runs: Path) -> list[str]:
+    """Command lines of living processes that name the run, or carry it in their environment (Ray's and vLLM's do)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environment, argv = process.environ(), process.cmdline()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        if str(runs) in json.dumps(environment) + json.dumps(argv) and process.pid != os.getpid():
+            found.append(" ".join(argv)[:120])
+    return found
+
+
+def wait_for(condition, seconds: float) -> bool:  # type: ignore[no-untyped-def]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.5)
+    return False
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.tiny_model import save_tiny_model
+
+    folder = tmp_path_factory.mktemp("runs")
+    save_tiny_model(folder / "tiny")
+    subprocess.run(command("data", folder, "data.questions_per_database=10"), cwd=ROOT, check=True, timeout=120)
+    return folder
+
+
+def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    grpo = runs / "e2e" / "grpo"
+    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS)
+    marker = grpo / "checkpoints" / "latest_checkpointed_iteration.txt"
+    first = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert wait_for(lambda: marker.exists() or first.poll() is not None, 600)
+    first.send_signal(signal.SIGKILL)
+    output = first.communicate()[0]
+    assert marker.exists(), output
+    assert read_manifest(grpo) is None
+    assert wait_for(lambda: not of_this_run(runs), 60), of_this_run(runs)
+
+    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert f"GRPO_MODEL_PATH={grpo / 'model'}" in again.stdout
+    assert not of_this_run(runs)
+
+    steps = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["policy_moved"] > 0 and row["server_moved"] > 0 and row["weight_gap"] < 0.08 for row in steps)
+    manifest = read_manifest(grpo)
+    assert manifest is not None
+    assert manifest["export"]["largest_weight_change"] > 0
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
+        for folder in (runs / "tiny", grpo / "model")
+    )
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+
+    third = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "finished before" in third.stdout
+
+
+def test_an_interrupted_stage_leaves_no_process(runs: Path, tmp_path: Path) -> None:
+    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, "seed=7")
+    stage = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    log = runs / "e2e" / "grpo" / "logs" / "trainer.log"
+    assert wait_for(lambda: log.exists() and "Started a local Ray instance" in log.read_text(), 120)
+    stage.send_signal(signal.SIGTERM)
+    output = stage.communicate(timeout=90)[0]
+    assert stage.returncode == 130, output
+    assert not of_this_run(runs)
