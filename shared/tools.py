@@ -18,6 +18,7 @@ from shared.records import ToolCall
 from shared.tokens import Tokenizer
 
 _MAX_TABLES = 5  # lines of one schema search
+_MATCHED_COLUMNS = 4  # columns named in one line of it
 _SAMPLES = 3  # distinct values shown per column
 _SAMPLE_ROWS = 1000  # rows looked at for them
 _SAMPLE_WIDTH = 30  # characters of one sample text
@@ -196,12 +197,11 @@ def _matches(query: str, table: Table) -> dict[str, float]:
 
 
 def _search_line(table: Table, hits: dict[str, float]) -> str:
-    names = [column.name for column in table.columns]
-    if len(names) > 8:
-        wanted = [name for i, name in enumerate(names) if i < 4 or any(_word_weight(word, name) for word in hits)]
-        names = [*wanted[:10], "..."]
+    """The table with those of its columns that answer to a searched word; get_columns shows the others."""
+    names = [column.name for column in table.columns if any(_word_weight(word, column.name) for word in hits)]
+    listed = ", ".join([*names[:_MATCHED_COLUMNS], "..."] if len(names) > _MATCHED_COLUMNS else names)
     reasons = ", ".join(f'"{word}"' for word in hits)
-    return f"{_identifier(table.name)} ({', '.join(names)}): matches {reasons}"
+    return f"{_identifier(table.name)} ({listed}): matches {reasons}"
 
 
 def _column_line(column: Column) -> str:
