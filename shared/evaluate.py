@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -101,16 +100,17 @@ async def evaluate(
 
 
 def chosen_questions(config: Config, run: RunDirectory) -> list[Question]:
-    """The test questions that every model of a run is asked: at most `evaluate.questions`, chosen by the seed alone."""
+    """The test questions that every model of a run is asked: the first `evaluate.questions` of the split.
+
+    The data stage orders a split so that each beginning of it is balanced.
+    """
     file = run.data / "test.jsonl"
     if not file.exists():
         raise UserError(f"Test questions {file} are missing; run `python -m data` with the same --run-name first.")
-    questions = list(read_questions(file))
+    questions = list(read_questions(file))[: config.evaluate.questions]
     if not questions:
         raise UserError(f"{file} holds no question; raise data.test_share or bring more questions.")
-    chosen = sorted(questions, key=lambda q: hashlib.sha256(f"{config.seed} {q.id}".encode()).digest())
-    kept = {question.id for question in chosen[: config.evaluate.questions]}
-    return [question for question in questions if question.id in kept]
+    return questions
 
 
 def read_summary(folder: Path) -> dict[str, Any]:

@@ -25,7 +25,7 @@ FINAL = "There are 3.\n```sql\nSELECT count(*) FROM claims\n```"
 
 @pytest.fixture
 def config() -> Config:
-    return load_config(PIPELINE, "cpu", ["evaluate.bootstrap_samples=200", "agent.context_tokens=2048"])
+    return load_config(PIPELINE, "gpu", ["evaluate.bootstrap_samples=200"])
 
 
 @pytest.fixture
@@ -151,14 +151,8 @@ def test_the_same_questions_are_chosen_for_every_model(
     directory.data.mkdir()
     write_jsonl(directory.data / "test.jsonl", questions)
     few = load_config(PIPELINE, "cpu", ["evaluate.questions=4"])
-    other_seed = load_config(PIPELINE, "cpu", ["evaluate.questions=4", "seed=1"])
-    chosen = chosen_questions(few, directory)
-    assert len(chosen) == 4
-    assert chosen == chosen_questions(few, directory)
-    assert chosen != chosen_questions(other_seed, directory)
+    assert chosen_questions(few, directory) == questions[:4]
     assert chosen_questions(config, directory) == questions
-    write_jsonl(directory.data / "test.jsonl", [*questions, Question("new", "insurance", "?", "SELECT 1", "x")])
-    assert len({q.id for q in chosen} & {q.id for q in chosen_questions(few, directory)}) >= 3
 
 
 @pytest.mark.parametrize("rows", [None, []])

@@ -1,0 +1,197 @@
+"""The pipeline runner: what it runs, skips, refuses and survives. Stages with models are tested where they live."""
+
+import json
+import re
+import shlex
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import run_pipeline
+from shared.errors import UserError
+from shared.runs import RunDirectory, begin_stage, finish_stage, read_manifest
+from shared.services import locked
+from shared.usage import read_usage
+
+REPO = Path(__file__).resolve().parents[1]
+RUNNER = [sys.executable, str(REPO / "run_pipeline.py")]
+
+
+@pytest.fixture
+def spider(tmp_path: Path) -> Path:
+    """A data set in Spider layout: four tiny databases, ten questions each."""
+    folder, rows = tmp_path / "spider", []
+    for number in range(4):
+        name = f"shop_{number}"
+        (folder / "database" / name).mkdir(parents=True)
+        with closing(sqlite3.connect(folder / "database" / name / f"{name}.sqlite")) as connection:
+            connection.executescript(f"CREATE TABLE items_{number} (id INTEGER PRIMARY KEY, price REAL);"
+                                     f"INSERT INTO items_{number} (price) VALUES (1), (2.5), (4), (8);")  # fmt: skip
+        for limit in range(10):
+            query = f"SELECT count(*) FROM items_{number} WHERE price > {limit}"
+            question = f"How many items of shop {number} cost more than {limit}?"
+            rows.append({"db_id": name, "question": question, "query": query})
+    (folder / "dev.json").write_text(json.dumps(rows))
+    return folder
+
+
+@pytest.fixture
+def options(tmp_path: Path, spider: Path) -> list[str]:
+    settings = [f"runs_dir={tmp_path / 'runs'}", f"data.spider_dir={spider}", "data.unseen_databases=1"]
+    return ["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", *(p for s in settings for p in ("--set", s))]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "runs" / "main")
+
+
+def test_one_stage_alone(options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    run_pipeline.run([*options, "--only", "data"])
+    assert (directory.data / "train.jsonl").exists()
+    assert not directory.sft.exists()
+    assert json.loads((directory.path / "config.json").read_text())["profile"] == "cpu"
+    assert read_usage(directory)["data"]["complete"]
+    assert "== data ==" in capsys.readouterr().out
+
+
+def test_a_finished_stage_is_skipped_and_its_cost_kept(
+    options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_pipeline.run([*options, "--only", "data"])
+    before, manifest = read_usage(directory), (directory.data / "manifest.json").stat().st_mtime_ns
+    capsys.readouterr()
+    run_pipeline.run([*options, "--only", "data"])
+    assert "already" in capsys.readouterr().out
+    assert (directory.data / "manifest.json").stat().st_mtime_ns == manifest
+    assert read_usage(directory) == before
+
+
+def test_changed_settings_run_a_stage_again(options: list[str], directory: RunDirectory) -> None:
+    run_pipeline.run([*options, "--only", "data"])
+    before = read_manifest(directory.data)
+    run_pipeline.run([*options, "--only", "data", "--set", "seed=5"])
+    after = read_manifest(directory.data)
+    assert before is not None
+    assert after is not None
+    assert before["fingerprint"] != after["fingerprint"]
+
+
+@pytest.mark.parametrize("stage", ["sft-eval", "grpo", "grpo-eval"])
+def test_a_stage_without_its_input_says_which_to_run(options: list[str], directory: RunDirectory, stage: str) -> None:
+    run_pipeline.run([*options, "--only", "data"])
+    needed = "sft" if stage != "grpo-eval" else "grpo"
+    with pytest.raises(UserError, match=rf"{needed} holds no finished checkpoint.*--from {needed}"):
+        run_pipeline.run([*options, "--only", stage])
+
+
+def test_a_report_of_nothing_is_refused(options: list[str], directory: RunDirectory) -> None:
+    run_pipeline.run([*options, "--only", "data"])
+    with pytest.raises(UserError, match="no finished evaluation"):
+        run_pipeline.run([*options, "--only", "report"])
+
+
+def test_from_forgets_that_stage_and_all_later_ones(options: list[str], directory: RunDirectory, spider: Path) -> None:
+    for folder in (directory.evaluation("base"), directory.sft, directory.grpo, directory.evaluation("grpo")):
+        begin_stage(folder, "x")
+        finish_stage(folder, "x", seconds=1, outputs={"model": "/nowhere"})
+    (spider / "dev.json").unlink()
+    with pytest.raises(UserError, match="holds neither"):  # the data stage, which is first in line, cannot run
+        run_pipeline.run([*options, "--from", "sft"])
+    assert directory.evaluation("base").exists()
+    assert not directory.sft.exists()
+    assert not directory.grpo.exists()
+    assert not directory.evaluation("grpo").exists()
+
+
+def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
+    options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_pipeline.run([*options, "--dry-run"])
+    plan = capsys.readouterr().out
+    for folder in (directory.data, directory.sft, directory.grpo, directory.evaluation("base"), directory.report):
+        assert str(folder) in plan
+    assert not directory.path.exists()
+
+
+def test_two_runners_do_not_share_a_run(options: list[str], directory: RunDirectory) -> None:
+    with locked(directory.path):
+        second = subprocess.run(
+            ["env", "-u", "FIRSTCALL_LOCKED_RUN", *RUNNER, *options, "--only", "data"], capture_output=True, text=True
+        )
+    assert second.returncode == 2
+    assert "is in use by process" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--set", "sft.epoch=1"], "did you mean sft.epochs?"),
+        (["--only", "training"], "invalid choice: 'training'"),
+        (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
+        (["--profile", "tpu"], "'tpu' does not exist"),
+        (["--run-name", "../x"], "may hold only letters"),
+        (["cehck"], "unrecognized arguments: cehck"),
+    ],
+)
+def test_wrong_options_end_in_a_sentence_and_status_2(arguments: list[str], message: str) -> None:
+    ended = subprocess.run([*RUNNER, *arguments], cwd=REPO, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert message in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_help_names_the_commands() -> None:
+    shown = subprocess.run([*RUNNER, "--help"], capture_output=True, text=True, check=True).stdout
+    for word in ("check", "setup", "--from", "--only", "base-eval", "--dry-run"):
+        assert word in shown
+
+
+def test_kill_9_and_the_same_command_again_end_in_the_same_result(
+    options: list[str], directory: RunDirectory, tmp_path: Path
+) -> None:
+    command = [*RUNNER, *options, "--only", "data"]
+    killed = subprocess.Popen(command, cwd=tmp_path)
+    while not (directory.data / "started.json").exists():
+        assert killed.poll() is None, "the runner ended before its stage began"
+        time.sleep(0.005)
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    subprocess.run(command, cwd=tmp_path, check=True)
+    again = {file.name: file.read_bytes() for file in directory.data.glob("*.jsonl")}
+    subprocess.run([*command, "--from", "data"], cwd=tmp_path, check=True)
+    assert again == {file.name: file.read_bytes() for file in directory.data.glob("*.jsonl")}
+    assert len(again) == 3
+
+
+def readme_commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
+    return [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("line", readme_commands())
+def test_every_command_of_the_readme_is_understood(line: str, spider: Path, tmp_path: Path) -> None:
+    """Each is carried out as a dry run; `check` would run this very test, `--help` must do for it."""
+    variables, words = {}, shlex.split(line.replace("PATH_TO_FOLDER", str(spider)))
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    assert words[0] in ("python", ".venv/bin/python")
+    only_help = words[1:3] == ["run_pipeline.py", "check"]
+    argv = [sys.executable, *words[1:], "--help" if only_help else "--dry-run"]
+    if not only_help:
+        argv += ["--profile", "cpu"]
+    if "shared.evaluate" in words:
+        run_pipeline.run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set",
+                          f"runs_dir={tmp_path}", "--set", f"data.spider_dir={spider}"])  # fmt: skip
+        argv += ["--set", f"runs_dir={tmp_path}"]
+    ended = subprocess.run(
+        ["env", *(f"{k}={v}" for k, v in variables.items()), *argv], cwd=REPO, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
