@@ -119,7 +119,7 @@ class _Parser:
         at = resume = opener.end()
         end = None
         if not self.text.startswith(("{", "["), at):
-            resume = self._skip_words(opener)
+            self._explain_words(opener)
         while self.text.startswith(("{", "["), at):
             found, problem, resume = self._value(at, opener)
             self.calls += found
@@ -132,13 +132,11 @@ class _Parser:
         in_fence = opener["fence"] and "```" not in self.text[end or resume : resume]
         return self._leave_fence(resume) if in_fence else resume
 
-    def _skip_words(self, opener: re.Match[str]) -> int:
-        """What follows is no JSON: a stray marker, or between explicit tags a call in no known form."""
-        tag = _TOOL_CALL_TAG.search(self.text, opener.end()) if _explicit(opener) else None
-        if tag is None or tag[0] == "<tool_call>":
-            return tag.start() if tag else opener.end()
-        self.malformed.append(f"The text inside <tool_call> is not JSON; write {_FORM} there.")
-        return tag.end()
+    def _explain_words(self, opener: re.Match[str]) -> None:
+        """No JSON follows. Between explicit tags that was meant as a call, unless something else in there is one."""
+        closing = _TOOL_CALL_TAG.search(self.text, opener.end()) if _explicit(opener) else None
+        if closing and closing[0] != "<tool_call>" and not _OPENER.search(self.text, opener.end(), closing.start()):
+            self.malformed.append(f"The text inside <tool_call> is not JSON; write {_FORM} there.")
 
     def _value(self, at: int, opener: re.Match[str]) -> tuple[list[ToolCall], str, int]:
         """The calls of one JSON value, what is wrong with it, and where to go on."""

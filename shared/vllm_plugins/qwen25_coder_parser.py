@@ -34,6 +34,7 @@ _MAY_BEGIN_A_CALL = re.compile(
     re.MULTILINE,
 )
 _MAY_END_A_CALL = re.compile(r"[}\]>\n]")
+_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 _WAITING_SPACE = " \t\n\r\f\v\u00a0\u2028\u2029\u3000\u200b\ufeff"  # may be dropped or taken off before a call
 _END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 _MORE_TO_COME = "\0"  # stands for unknown text, so that the end of the text so far does not count as the end of a line
@@ -107,8 +108,7 @@ class Qwen25CoderToolParser(ToolParser):
         opening = _MAY_BEGIN_A_CALL.search(current_text)
         free = current_text if opening is None else current_text[: opening.start()]
         content = free.rstrip(_WAITING_SPACE)[len(self._sent_content) :]
-        thinking = current_text.rfind("<think>") > current_text.rfind("</think>")
-        if opening is None or thinking or not _MAY_END_A_CALL.search(delta_text):
+        if opening is None or not _MAY_END_A_CALL.search(delta_text) or _undecided(current_text):
             return self._send(content, ())
         return self._send(content, parse(current_text + _MORE_TO_COME, _tools(request)).calls)
 
@@ -136,6 +136,11 @@ class Qwen25CoderToolParser(ToolParser):
             DeltaToolCall(index=index, id=head.id, type="function", function=DeltaFunctionCall(name=call.name)),
             DeltaToolCall(index=index, function=DeltaFunctionCall(arguments=arguments)),
         ]
+
+
+def _undecided(text: str) -> bool:
+    """Whether the text ends in an open think block or fence: closed, it may turn a call within into a mere example."""
+    return text.rfind("<think>") > text.rfind("</think>") or len(_FENCE.findall(text)) % 2 == 1
 
 
 def _tools(request: Any) -> list[dict[str, Any]]:

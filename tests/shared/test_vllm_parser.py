@@ -34,6 +34,8 @@ ANSWERS = [
     f"{BARE} is the format.",
     f"<think>maybe {render_turn('', [QUERY])}</think>\n{render_turn('', [SEARCH])}",
     f"<think>so\n{render_turn('', [SEARCH])}",
+    f"The form is `{render_turn('', [QUERY])}`, as you see.",
+    f"```text\n{render_turn('', [QUERY])}\nis the form\n```\n{render_turn('', [SEARCH])}",
     "There are 3 claims with a < b and <total> above [1]; `x` too.",
     "```sql\nSELECT 1;\n```\nThree.",
     '<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT 1',
