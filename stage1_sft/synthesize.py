@@ -1,19 +1,23 @@
-"""Executed traces from (question, gold SQL, database): what a careful agent would have done, with real observations.
+"""Executed traces: from (question, gold SQL, database) to the conversation a careful agent would have had.
 
-    search the schema (now and then a search that misses) → columns of each needed table (sometimes in one turn)
-    → now and then a plausible wrong query and its real error → the gold query → a short answer
+Every observation is what the real tool answered on the real database. A trace is kept only if running all its calls
+again on a freshly opened database gives the same observations and its last query gives the gold's result; what is
+dropped is counted by reason. The same question and seed give the same trace, whatever stands before it.
 
-Every observation comes from the agent's own tools on the real database. A trace counts only if it replays: all calls
-again, all observations equal, and the final result matches the gold's. The wrong query is shown but never trained.
+A trace: search the schema, look at the columns of each needed table, run the query, answer. Some traces begin with a
+search that misses or contain a wrong query with its real outcome; those assistant messages are not trained, what
+follows them is.
 """
 
 from __future__ import annotations
 
-import collections
 import json
 import random
-from collections.abc import Sequence
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -24,167 +28,248 @@ from shared.database import Database, SqlError
 from shared.prompts import TOOLS, opening_messages
 from shared.records import Message, Question, ToolCall
 from shared.tokens import Tokenizer
-from shared.tools import Toolbox
-from stage1_sft import phrases
-from stage1_sft.sql_needs import mistakes, needed_tables
+from shared.tool_calls import parse_hermes, render_turn
+from shared.tools import Observation, Toolbox
+from stage1_sft import wording
+from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
 
-_THOUGHT_SHARE = 0.12
+THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
+Trace = dict[str, Any]
+"""One JSONL row: id, db_id, messages, tools (JSON text), trained (one bool per message), gold_sql, provenance."""
 
 
-class Unusable(Exception):
-    """A question that gives no trace; the text is the reason that is counted."""
+class Dropped(Exception):
+    """The question gives no usable trace; `str(error)` is the reason as it is counted."""
+
+
+def synthesize(
+    questions: Iterable[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
+) -> tuple[list[Trace], Counter[str]]:
+    """Up to `limit` verified traces, questions drawn in a seeded order, and how many were dropped for which reason."""
+    drawn = sorted(questions, key=lambda question: question.id)
+    random.Random(f"{config.seed}").shuffle(drawn)
+    traces: list[Trace] = []
+    dropped: Counter[str] = Counter()
+    with tqdm(total=min(limit, len(drawn)), desc=f"{label} traces", unit="trace") as bar:
+        for question in drawn:
+            if len(traces) == limit:
+                break
+            try:
+                trace = build(question, config, tokenizer)
+                verify(trace, question, config, tokenizer)
+            except Dropped as reason:
+                dropped[str(reason)] += 1
+                continue
+            traces.append(trace)
+            bar.update()
+    return traces, dropped
+
+
+def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
+    """The trace of one question, not yet verified. Raises Dropped, or UserError for a missing or damaged database."""
+    database = Database(question.database, config.sandbox)
+    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
+    try:
+        sql = _clean(question.gold_sql, database)
+        wanted = needed(sql, database.schema)
+        gold = database.execute(sql)
+    except ValueError as error:
+        raise Dropped(str(error).split(":")[0]) from error
+    except SqlError as error:
+        raise Dropped("gold fails") from error
+    if not wanted.tables:
+        raise Dropped("gold reads no table")
+    plan = _Plan.draw(question, wanted, config)
+    talk = _Conversation(toolbox, plan.rng, opening_messages(question.question))
+    _find_tables(talk, question, wanted, plan)
+    _look_at_columns(talk, wanted, plan)
+    mistake = _make_mistake(talk, sql, wanted, plan.rng) if plan.mistake else None
+    talk.act([ToolCall("execute_sql", {"sql": sql})])
+    talk.say(wording.answer(gold))
+    _check_limits(talk, config, tokenizer)
+    return {
+        "id": question.id,
+        "db_id": question.db_id,
+        "messages": talk.messages,
+        "tools": json.dumps(TOOLS, ensure_ascii=False),
+        "trained": talk.trained,
+        "gold_sql": question.gold_sql,
+        "provenance": {
+            "difficulty": question.difficulty,
+            "form": question.form,
+            "tables": list(wanted.tables),
+            "columns": list(wanted.columns),
+            "search_miss": plan.missed,
+            "parallel_columns": plan.parallel and len(wanted.tables) > 1,
+            "mistake": mistake.kind if mistake else None,
+        },
+    }
+
+
+def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenizer) -> None:
+    """Run the trace again from its text alone; raises Dropped where it does not reproduce or misses the gold."""
+    database = Database(question.database, config.sandbox)
+    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
+    messages, submitted = iter(trace["messages"]), None
+    for message in messages:
+        if message["role"] != "assistant":
+            continue
+        calls = tuple(_decode(call) for call in message.get("tool_calls", ()))
+        if parse_hermes(render_turn(message["content"], calls)).calls != calls:
+            raise Dropped("turn reads back differently")
+        for call in calls:
+            observation = toolbox.run(call)
+            if next(messages)["content"] != observation.text:
+                raise Dropped("observation does not reproduce")
+            if call.name == "execute_sql" and observation.ok:
+                submitted = call.arguments["sql"]
+    if submitted is None or not _answers_gold(database, question.gold_sql, submitted):
+        raise Dropped("last query misses the gold")
 
 
 @dataclass
-class Trace:
-    """A conversation under construction; `trained` runs parallel to `messages`."""
+class _Plan:
+    """Which of the optional parts the trace of one question has."""
 
-    question: Question
+    rng: random.Random
+    miss: bool
+    parallel: bool
+    mistake: bool
+    missed: bool = False  # the miss really happened
+
+    @classmethod
+    def draw(cls, question: Question, wanted: Needed, config: Config) -> _Plan:
+        """Draw from the seed and the question's id; parts that the turn limit leaves no room for fall away."""
+        rng, sft = random.Random(f"{config.seed} {question.id}"), config.sft
+        mistake = rng.random() < sft.wrong_turn_share
+        miss = rng.random() < sft.search_miss_share
+        parallel = rng.random() < sft.parallel_share
+        room = config.agent.max_turns - 3  # a search, a query, an answer
+        parallel = parallel or len(wanted.tables) > room
+        room -= 1 if parallel else len(wanted.tables)
+        return cls(rng, miss=miss and room > mistake, parallel=parallel, mistake=mistake and room > 0)
+
+
+@dataclass
+class _Conversation:
+    """Messages so far; assistant turns are executed as they are added."""
+
     toolbox: Toolbox
-    messages: list[Message] = field(default_factory=list)
+    rng: random.Random
+    messages: list[Message]
     trained: list[bool] = field(default_factory=list)
-    steps: list[str] = field(default_factory=list)
+    read: str = ""  # everything the tools have shown
 
     def __post_init__(self) -> None:
-        for message in opening_messages(self.question.question):
-            self._append(message, trained=False)
+        self.trained = [False] * len(self.messages)
 
-    def call(self, calls: Sequence[ToolCall], content: str = "", *, trained: bool = True) -> list[tuple[str, bool]]:
-        """One assistant turn and the real answers to its calls; returns (text, ok) of each."""
-        numbered = [(f"call_{len(self.messages)}_{i}", call) for i, call in enumerate(calls)]
-        entries = [
-            {
-                "id": name,
-                "type": "function",
-                "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-            }
-            for name, call in numbered
-        ]
-        self._append({"role": "assistant", "content": content, "tool_calls": entries}, trained=trained)
+    def act(self, calls: Sequence[ToolCall], *, trained: bool = True) -> list[Observation]:
+        """One assistant turn with these calls, and their observations."""
+        content = wording.thought(calls[0].name) if self.rng.random() < THOUGHT_SHARE else ""
+        turn = sum(message["role"] == "assistant" for message in self.messages) + 1
+        encoded = [_encode(call, f"call_{turn}_{i}") for i, call in enumerate(calls)]
+        self._add({"role": "assistant", "content": content, "tool_calls": encoded}, trained)
         observations = [self.toolbox.run(call) for call in calls]
-        for (name, _), observation in zip(numbered, observations, strict=True):
-            self._append({"role": "tool", "tool_call_id": name, "content": observation.text}, trained=False)
-        return [(observation.text, observation.ok) for observation in observations]
+        for sent, observation in zip(encoded, observations, strict=True):
+            self._add({"role": "tool", "tool_call_id": sent["id"], "content": observation.text}, False)
+            self.read += observation.text + "\n"
+        return observations
 
-    def answer(self, text: str) -> None:
-        self._append({"role": "assistant", "content": text}, trained=True)
+    def say(self, text: str) -> None:
+        """The final answer."""
+        self._add({"role": "assistant", "content": text}, True)
 
-    def row(self) -> dict[str, Any]:
-        """The JSONL row. Arguments and tools are JSON texts: Arrow would unify the structs of different tools."""
-        question = self.question
-        return {
-            "id": question.id,
-            "db_id": question.db_id,
-            "messages": self.messages,
-            "tools": json.dumps(TOOLS, ensure_ascii=False),
-            "trained": self.trained,
-            "gold_sql": question.gold_sql,
-            "provenance": {"database": question.database, "steps": self.steps, "difficulty": question.difficulty},
-        }
-
-    def _append(self, message: Message, *, trained: bool) -> None:
+    def _add(self, message: Message, trained: bool) -> None:
         self.messages.append(message)
         self.trained.append(trained)
 
 
-def synthesize(
-    questions: Sequence[Question], config: Config, tokenizer: Tokenizer
-) -> tuple[list[dict[str, Any]], collections.Counter[str]]:
-    """Trace rows of the questions that give one, and how many were dropped for each reason; deterministic by seed."""
-    databases: dict[str, Database] = {}
-    rows, dropped = [], collections.Counter[str]()
-    for question in tqdm(questions, desc="traces", unit="trace", disable=None):
-        if question.database not in databases:
-            databases[question.database] = Database(question.database, config.sandbox)
-        toolbox = Toolbox(databases[question.database], tokenizer, config.agent.observation_tokens)
-        rng = random.Random(f"{config.seed}/{question.id}")
-        try:
-            rows.append(verified(trace_of(question, toolbox, config, rng), config))
-        except Unusable as reason:
-            dropped[str(reason)] += 1
-    return rows, dropped
+def _find_tables(talk: _Conversation, question: Question, wanted: Needed, plan: _Plan) -> None:
+    """Search until every needed table has been shown, or points to one that was (its columns will name it)."""
+    if plan.miss:
+        poor = ToolCall("search_schema", {"query": wording.poor_query(question.question, plan.rng)})
+        if not _tables_shown(talk.toolbox.run(poor).text) & set(wanted.tables):
+            talk.act([poor], trained=False)
+            plan.missed = True
+    query = ToolCall("search_schema", {"query": wording.search_query(question.question)})
+    if not _tables_shown(talk.act([query])[0].text) & set(wanted.tables):
+        raise Dropped("search finds no needed table")
 
 
-def trace_of(question: Question, toolbox: Toolbox, config: Config, rng: random.Random) -> Trace:
-    """One executed trace; raises Unusable."""
-    database = toolbox.database
-    tables = needed_tables(question.gold_sql, database.schema)
-    if not tables:
-        raise Unusable("the gold names no table of the schema")
-    trace = Trace(question, toolbox)
-    _search(trace, tables, config, rng)
-    _read_columns(trace, tables, config, rng)
-    fixes = rng.random() < config.sft.wrong_turn_share and _wrong_turn(trace, rng)
-    content = phrases.thought("fix" if fixes else "query", rng, _THOUGHT_SHARE)
-    ((_, ok),) = trace.call([ToolCall("execute_sql", {"sql": question.gold_sql})], content)
-    if not ok:
-        raise Unusable("the gold query fails")
-    trace.answer(phrases.answer(database.execute(question.gold_sql), rng))
-    return trace
+def _tables_shown(search_result: str) -> set[str]:
+    """Tables that have a line of their own in a search result."""
+    return {line.split(" (")[0].strip('"') for line in search_result.splitlines() if "): matches " in line}
 
 
-def _search(trace: Trace, tables: Sequence[str], config: Config, rng: random.Random) -> None:
-    """Search until every needed table was named; the model sees misses, too."""
-    words = phrases.search_words(trace.question.question)
-    queries = [words] if words else []
-    if rng.random() < config.sft.search_miss_share:
-        queries.insert(0, phrases.missing_words(rng))
-        trace.steps.append("miss")
-    queries.append(" ".join(table.replace("_", " ").lower() for table in tables))
-    for number, query in enumerate(dict.fromkeys(queries)):
-        kind = "search_again" if number else "search"
-        call = ToolCall("search_schema", {"query": query})
-        ((text, _),) = trace.call([call], phrases.thought(kind, rng, _THOUGHT_SHARE))
-        trace.steps.append("search")
-        if all(f"{table} (" in text or f'"{table}" (' in text for table in tables):
-            return
+def _look_at_columns(talk: _Conversation, wanted: Needed, plan: _Plan) -> None:
+    calls = [ToolCall("get_columns", {"table": table}) for table in wanted.tables]
+    shown: set[str] = set()
+    for turn in [calls] if plan.parallel else [[call] for call in calls]:
+        if not all(re.search(rf"(?<!\w){re.escape(call.arguments['table'])}(?!\w)", talk.read) for call in turn):
+            raise Dropped("no tool names a needed table")
+        for call, observation in zip(turn, talk.act(turn), strict=True):
+            shown |= {f"{call.arguments['table']}.{column}" for column in _columns_shown(observation.text)}
+    if not set(wanted.columns) <= shown:
+        raise Dropped("a needed column is not shown")
 
 
-def _read_columns(trace: Trace, tables: Sequence[str], config: Config, rng: random.Random) -> None:
-    calls = [ToolCall("get_columns", {"table": table}) for table in tables]
-    together = len(calls) > 1 and rng.random() < config.sft.parallel_share
-    for group in [calls] if together else [[call] for call in calls]:
-        trace.call(group, phrases.thought("columns", rng, _THOUGHT_SHARE))
-    trace.steps.append("parallel" if together else "columns")
+def _columns_shown(columns_result: str) -> Iterator[str]:
+    """Columns that have a line of their own in the answer of get_columns."""
+    for line in columns_result.splitlines()[1:]:
+        quoted = re.match(r'"((?:[^"]|"")+)"', line)
+        yield quoted[1].replace('""', '"') if quoted else line.split(" ")[0]
 
 
-def _wrong_turn(trace: Trace, rng: random.Random) -> bool:
-    """Run a plausible mistake whose outcome shows that it is one: an error or a result that is not the gold's."""
-    question, database = trace.question, trace.toolbox.database
-    for wrong in mistakes(question.gold_sql, rng):
-        if _matches(database, question.gold_sql, wrong):
-            continue
-        trace.call(
-            [ToolCall("execute_sql", {"sql": wrong})], phrases.thought("query", rng, _THOUGHT_SHARE), trained=False
-        )
-        trace.steps.append("wrong")
-        return True
-    return False
+def _make_mistake(talk: _Conversation, sql: str, wanted: Needed, rng: random.Random) -> Mistake | None:
+    """Add a wrong query with its real outcome, if one of the candidates really goes wrong."""
+    database = talk.toolbox.database
+    for mistake in mistakes(sql, wanted, database.schema, rng):
+        if not _answers_gold(database, sql, mistake.sql):
+            talk.act([ToolCall("execute_sql", {"sql": mistake.sql})], trained=False)
+            return mistake
+    return None
 
 
-def _matches(database: Database, gold: str, sql: str) -> bool:
+def _clean(gold_sql: str, database: Database) -> str:
+    """The gold as it should be taught: tidy, and texts in single quotes where it wrote them in double ones."""
+    sql = tidy(gold_sql)
+    while text := database.text_in_double_quotes(sql):
+        sql, before = sql.replace(f'"{text}"', "'" + text.replace("'", "''") + "'"), sql
+        if sql == before:
+            break
+    return sql
+
+
+def _answers_gold(database: Database, gold_sql: str, sql: str) -> bool:
+    most = database.limits.max_compare_rows
     try:
-        result = database.execute(sql)
+        gold, result = database.execute(gold_sql, most), database.execute(sql, most)
     except SqlError:
         return False
-    return execution_match(database.execute(gold), result, ordered=gold_is_ordered(gold))
+    return execution_match(gold, result, ordered=gold_is_ordered(gold_sql))
 
 
-def verified(trace: Trace, config: Config) -> dict[str, Any]:
-    """The row of a trace that replays exactly on a freshly opened database; raises Unusable."""
-    fresh = Database(trace.question.database, config.sandbox)
-    toolbox = Toolbox(fresh, trace.toolbox._tokenizer, config.agent.observation_tokens)
-    answers = iter([message["content"] for message in trace.messages if message["role"] == "tool"])
-    sql = ""
-    for call in _calls(trace.messages):
-        if toolbox.run(call).text != next(answers):
-            raise Unusable("an observation does not reproduce")
-        sql = call.arguments["sql"] if call.name == "execute_sql" else sql
-    if not _matches(fresh, trace.question.gold_sql, sql):
-        raise Unusable("the final result is not the gold's")
-    return trace.row()
+def _check_limits(talk: _Conversation, config: Config, tokenizer: Tokenizer) -> None:
+    """A turn longer than the agent may write, or more turns than it may take, would teach failing episodes."""
+    turns = [message for message in talk.messages if message["role"] == "assistant"]
+    if len(turns) > config.agent.max_turns:
+        raise Dropped("more turns than agent.max_turns")
+    for message in turns:
+        text = render_turn(message["content"], [_decode(call) for call in message.get("tool_calls", ())])
+        if tokenizer.count(text) + 1 > config.agent.max_turn_tokens:  # and the end-of-turn token
+            raise Dropped("a turn longer than agent.max_turn_tokens")
 
 
-def _calls(messages: Sequence[Message]) -> list[ToolCall]:
-    entries = [entry["function"] for message in messages for entry in message.get("tool_calls", [])]
-    return [ToolCall(entry["name"], json.loads(entry["arguments"])) for entry in entries]
+def _encode(call: ToolCall, call_id: str) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
+def _decode(call: dict[str, Any]) -> ToolCall:
+    function = call["function"]
+    return ToolCall(function["name"], json.loads(function["arguments"]))
+
+
+def databases_of(questions: Iterable[Question]) -> list[Path]:
+    """The distinct database files of `questions`, sorted."""
+    return sorted({Path(question.database) for question in questions})
