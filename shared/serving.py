@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def vllm_server(model: Path, config: Config, folder: Path) -> Iterator[str]:
         start_timeout=config.vllm.start_timeout_seconds,
         grace=15,
     )
+    started = time.monotonic()
     with service:
+        print(f"{service.name} is ready after {time.monotonic() - started:.0f} s (log: {service.log})", flush=True)
         try:
             yield f"http://127.0.0.1:{port}/v1"
         except UserError:
