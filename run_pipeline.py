@@ -16,16 +16,19 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared import checks, environment
 from shared.errors import UserError
+from shared.runs import RunDirectory, read_manifest, write_json
 
 if TYPE_CHECKING:
     from shared.config import Config
-    from shared.runs import RunDirectory
 
 ROOT = Path(__file__).resolve().parent
 
@@ -101,9 +104,9 @@ def folder(stage: str, run: RunDirectory) -> Path:
 
 def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
     """Evaluate one model on the test questions of the run; returns the summary."""
-    from shared.evaluate import evaluate_model
+    import shared.evaluate
 
-    return evaluate_model(model, pipeline.config, pipeline.run, who)
+    return shared.evaluate.evaluate_model(model, pipeline.config, pipeline.run, who)
 
 
 def command(pipeline: Pipeline, module: str, **variables: str) -> None:
@@ -113,14 +116,16 @@ def command(pipeline: Pipeline, module: str, **variables: str) -> None:
     argv = [sys.executable, "-m", module, *pipeline.options]
     with OwnedProcess(argv, name=module, env=variables, grace=90.0) as process:
         status = process.wait()
+    if status > 128:
+        raise UserError(
+            f"{module} was ended by signal {status - 128}, most likely for lack of memory; see its messages."
+        )
     if status != 0:
         sys.exit(status)
 
 
 def checkpoint(stage: Path) -> Path:
     """The merged model that a training stage left; raises UserError when it has not finished."""
-    from shared.runs import read_manifest
-
     manifest = read_manifest(stage)
     if manifest is None:
         raise UserError(f"{stage} holds no finished checkpoint; run the pipeline with --from {stage.name} first.")
@@ -129,9 +134,6 @@ def checkpoint(stage: Path) -> Path:
 
 def base_model(config: Config) -> Path:
     """The folder of the base model; found in a process of its own, because unpacking it takes torch."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
     from stage1_sft.base_model import resolve
 
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -142,7 +144,6 @@ def run(arguments: list[str]) -> None:
     """The main job: every stage in turn; finished ones say so and are skipped."""
     from shared.cli import common_parser, resolve
     from shared.config import to_dict
-    from shared.runs import write_json
     from shared.services import locked
     from shared.usage import measured
 
@@ -164,7 +165,7 @@ def run(arguments: list[str]) -> None:
             shutil.rmtree(folder(stage, directory), ignore_errors=True)
         for stage in [args.only] if args.only else STAGES:
             print(f"\n== {stage} ==", flush=True)
-            with measured(directory, stage, folder(stage, directory)):
+            with nullcontext() if stage == "report" else measured(directory, stage, folder(stage, directory)):
                 STAGES[stage](pipeline)
 
 
@@ -190,11 +191,7 @@ def main() -> None:
     environment.enter(ROOT)
     from shared.cli import run_main
 
-    commands = {
-        "run": run,
-        "check": lambda arguments: sys.exit(checks.check(ROOT, arguments)),
-        "setup": lambda _: print(f"ready: {sys.executable}"),
-    }
+    commands = {"run": run, "check": lambda rest: sys.exit(checks.check(ROOT, rest)), "setup": lambda _: print("ready")}
     first, *rest = sys.argv[1:] or ["run"]
     run_main(lambda: commands[first](rest) if first in commands else run([first, *rest]))
 
