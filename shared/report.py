@@ -29,7 +29,7 @@ from shared.runs import RunDirectory, installed_versions, read_manifest, write_j
 from shared.usage import machine, read_usage
 
 MODELS = {"base": "base", "sft": "after SFT", "grpo": "after GRPO"}
-HEADER = ("model", "execution accuracy (95 %)", "questions", "tool calls, Hermes grammar", "parser fallback",
+HEADER = ("model", "execution accuracy (95\u00a0%)", "questions", "tool calls, Hermes grammar", "parser fallback",
           "merged turns", "turns", "seconds")  # fmt: skip
 _STEP_COLUMNS = {
     "reward": ".3f", "execution_accuracy": ".0%", "tool_call_rate": ".0%", "fallback_share": ".0%", "merged_share": ".0%",

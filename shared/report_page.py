@@ -21,7 +21,7 @@ _CHARTS = {
     "turns": "turns per episode",
     "weight_gap": "rollout to trainer log-prob gap",
 }
-_WIDTH, _HEIGHT, _LEFT, _MARGIN = 300, 110, 44, 14
+_WIDTH, _HEIGHT, _LEFT, _MARGIN = 300, 110, 58, 14
 
 
 def page(facts: dict[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], **sentences: str) -> str:
@@ -81,11 +81,11 @@ def line_chart(steps: Sequence[dict[str, Any]], key: str) -> Markup | None:
         for (x, y), step, value in placed
     )
     labels = "".join(
-        f'<text x="{_LEFT - 6}" y="{place(first, value)[1] + 4:.1f}" text-anchor="end">{value:.3g}</text>'
+        f'<text x="{_LEFT - 6}" y="{place(first, value)[1] + 4:.1f}" text-anchor="end">{value:.2g}</text>'
         for value in dict.fromkeys((low, high))
     )
-    ticks = f'<text x="{_LEFT}" y="{_HEIGHT - 2}">step {first}</text>' + (
-        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 2}" text-anchor="end">{last}</text>' if last > first else ""
+    ticks = f'<text x="{_LEFT}" y="{_HEIGHT - 4}">step {first}</text>' + (
+        f'<text x="{_WIDTH - _MARGIN}" y="{_HEIGHT - 4}" text-anchor="end">{last}</text>' if last > first else ""
     )
     return Markup(
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><polyline points="{path}"/>{dots}{labels}{ticks}</svg>'
@@ -94,7 +94,7 @@ def line_chart(steps: Sequence[dict[str, Any]], key: str) -> Markup | None:
 
 def interval_chart(models: Sequence[dict[str, Any]]) -> Markup:
     """Execution accuracy of each model as a dot with its interval, on a scale from 0 to 100 %."""
-    left, width, row = 110, 640, 30
+    left, width, row = 110, 930, 30
 
     def x(share: float) -> float:
         return left + share * (width - left - 60)
