@@ -5,9 +5,8 @@
     python run_pipeline.py check      the one check command: formatter, linter, types, all tests (--fast: no slow ones)
     python run_pipeline.py setup      only make the environment
 
-Any Python from 3.11 will do: the first start makes the environment with the pinned packages (shared/environment.py) and
-goes on inside it; so packages are imported where they are used. The training stages run as the commands a user would
-type, each in a process of its own, so that its memory goes back to the machine.
+Any Python from 3.11 will do: the first start makes the environment with the pinned packages and goes on inside it, so
+packages are imported where they are used. The training stages are processes of their own: their memory is given back.
 """
 
 from __future__ import annotations
@@ -134,9 +133,10 @@ def checkpoint(stage: Path) -> Path:
 
 def base_model(config: Config) -> Path:
     """The folder of the base model; found in a process of its own, because unpacking it takes torch."""
+    from shared.services import die_with_parent
     from stage1_sft.base_model import resolve
 
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent) as pool:
         return pool.submit(resolve, config.model, Path(config.runs_dir).resolve() / "models").result()
 
 

@@ -8,6 +8,7 @@ but on the loopback address. Linux only, as vLLM and Ray are here.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import secrets
@@ -29,10 +30,16 @@ from tqdm import tqdm
 from shared import supervise
 from shared.errors import UserError
 
+_PR_SET_PDEATHSIG = 1
 _LOG_LINES = 20
 _LOCK_VARIABLE = "FIRSTCALL_LOCKED_RUN"  # tells the stages that a runner starts that their run is already held
-_ORPHAN_PATIENCE_SECONDS = 90.0
+_ORPHAN_PATIENCE_SECONDS = 120.0
 _held_lock: IO[str] | None = None
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to end this process when the one that started it dies; for workers of a process pool."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def free_port() -> int:
@@ -223,6 +230,8 @@ def _holder(lock: IO[str]) -> str:
     lock.seek(0)
     pid, _, started = lock.read().partition(" ")
     try:
-        return pid if str(psutil.Process(int(pid)).create_time()) == started else ""
+        process = psutil.Process(int(pid))
+        same = str(process.create_time()) == started and process.status() != psutil.STATUS_ZOMBIE
+        return pid if same else ""
     except (ValueError, psutil.NoSuchProcess):
         return ""

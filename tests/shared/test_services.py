@@ -155,10 +155,10 @@ def test_kill_9_of_the_owner_ends_its_services_and_frees_its_run(tmp_path: Path)
     with pytest.raises(UserError, match=f"in use by process {process.pid}"), locked(tmp_path / "run"):
         pass
     process.kill()
-    process.wait()
-    assert not gone(service)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # dead, but not collected: it does not count as holder
     with locked(tmp_path / "run"):
         assert gone(service), "the run was free before its old services had ended"
+    process.wait()
 
 
 def test_a_run_is_held_by_its_holder_and_the_stages_it_starts(tmp_path: Path) -> None:
@@ -171,6 +171,27 @@ def test_a_run_is_held_by_its_holder_and_the_stages_it_starts(tmp_path: Path) ->
     assert "FIRSTCALL_LOCKED_RUN" not in os.environ
     with locked(tmp_path):
         pass
+
+
+def test_a_pool_worker_dies_with_its_owner(tmp_path: Path) -> None:
+    code = f"""
+        import os, time
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+        from shared.services import die_with_parent
+        if __name__ == "__main__":
+            with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent) as pool:
+                print(pool.submit(os.getpid).result(), file=open({str(tmp_path / "worker")!r}, "w"), flush=True)
+                time.sleep(60)
+    """
+    (tmp_path / "owner.py").write_text(textwrap.dedent(code))
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "owner.py")], env={**os.environ, "PYTHONPATH": str(REPO)}
+    )
+    worker = read_pid(tmp_path / "worker")
+    process.kill()
+    process.wait()
+    assert eventually(lambda: gone(worker))
 
 
 def test_keys_differ_and_ports_are_free() -> None:
