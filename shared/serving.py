@@ -20,14 +20,14 @@ from shared.services import OwnedProcess, free_port
 
 @contextlib.contextmanager
 def vllm_server(model: Path, config: Config, folder: Path) -> Iterator[str]:
-    """Serve `model` on a free loopback port and yield the base URL (ends in /v1); the log is `folder`/vllm.log.
+    """Serve `model` on a free loopback port and yield the base URL (ends in /v1); `folder` gets its log and names it.
 
     Raises UserError with the log's last lines when the server does not come up or dies inside the block.
     """
     port = free_port()
     service = OwnedProcess(
         server_argv(model, config, port),
-        name=f"vLLM for {model.name}",
+        name=f"vLLM ({folder.name})",
         log=folder / "vllm.log",
         env=server_environment(config),
         health=f"http://127.0.0.1:{port}/health",
