@@ -41,6 +41,7 @@ class PeakMemory:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join()
+        self.bytes = max(self.bytes, tree_memory())
 
     def _sample(self) -> None:
         pause = 0.0
