@@ -115,6 +115,7 @@ def _gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
     return PreTrainedTokenizerFast(
         tokenizer_object=core, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>",
         unk_token="<|endoftext|>", model_max_length=8192, clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
 
 

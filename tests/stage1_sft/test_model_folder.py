@@ -1,0 +1,58 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from shared.errors import UserError
+from stage1_sft.base_model import BUILT_IN, planned_folder, resolve
+from stage1_sft.model_folder import check_model_folder
+
+
+def _folder(path: Path, *names: str) -> Path:
+    path.mkdir()
+    for name in names:
+        (path / name).write_text("{}")
+    return path
+
+
+def test_an_adapter_as_model_is_refused_with_the_command_that_merges_it(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "adapter", "adapter_config.json", "adapter_model.safetensors", "tokenizer.json")
+    with pytest.raises(UserError, match=f"python -m stage1_sft merge {folder} --out FOLDER"):
+        resolve(str(folder), tmp_path / "cache")
+
+
+@pytest.mark.parametrize(
+    ("names", "lacking"),
+    [
+        (["model.safetensors", "tokenizer.json"], "config.json"),
+        (["config.json", "tokenizer.json"], "weights"),
+        (["config.json", "model.safetensors"], "tokenizer"),
+    ],
+)
+def test_an_incomplete_model_folder_is_refused_with_what_it_lacks(
+    tmp_path: Path, names: list[str], lacking: str
+) -> None:
+    with pytest.raises(UserError, match=lacking):
+        resolve(str(_folder(tmp_path / "model", *names)), tmp_path / "cache")
+
+
+def test_a_missing_shard_is_noticed(tmp_path: Path) -> None:
+    folder = _folder(tmp_path / "model", "config.json", "tokenizer.json", "model-1.safetensors")
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UserError, match="weights"):
+        check_model_folder(folder)
+    (folder / "model-2.safetensors").touch()
+    check_model_folder(folder)
+
+
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="neither a folder, nor a hub id"):
+        resolve("no_such_folder", tmp_path)
+
+
+def test_planning_touches_nothing(tmp_path: Path) -> None:
+    assert planned_folder(BUILT_IN, tmp_path / "cache") == str(tmp_path / "cache" / BUILT_IN)
+    assert planned_folder(str(tmp_path), tmp_path / "cache") == str(tmp_path)
+    assert "hub" in planned_folder("Org/Name", tmp_path / "cache")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,110 @@
+"""The stage as a command: what it says, skips, continues and refuses."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.config import Config
+from shared.errors import UserError
+from shared.records import write_jsonl
+from shared.runs import RunDirectory, read_manifest
+from stage1_sft import stage
+from tests.stage1_sft.examples import ROOT, questions, settings
+from tests.tiny_model import save_tiny_model
+
+
+def _command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "stage1_sft", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+def _run_with_data(folder: Path) -> RunDirectory:
+    run = RunDirectory(folder / "runs" / "test")
+    run.data.mkdir(parents=True)
+    rows = questions(folder)
+    write_jsonl(run.data / "train.jsonl", rows[2:])
+    write_jsonl(run.data / "val.jsonl", rows[:2])
+    return run
+
+
+def test_help_names_the_options_and_the_merge_command() -> None:
+    done = _command("--help")
+    assert done.returncode == 0
+    for word in ("--profile", "--set", "--run-name", "--dry-run", "--traces-only", "merge ADAPTER --out FOLDER"):
+        assert word in done.stdout
+
+
+def test_a_dry_run_prints_every_path_and_writes_nothing(tmp_path: Path) -> None:
+    done = _command("--profile", "cpu", "--dry-run", "--set", f"runs_dir={tmp_path}", "--run-name", "x")
+    assert done.returncode == 0, done.stderr
+    for path in ("models/smollm2-135m", "x/data/train.jsonl (not there yet)", "x/sft/traces.jsonl", "x/sft/merged"):
+        assert f"{tmp_path}/{path}" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_data_the_stage_says_how_to_prepare_it(tmp_path: Path) -> None:
+    done = _command("--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--run-name", "x")
+    assert done.returncode == 2
+    assert "run `python -m data --run-name x` first" in done.stderr
+
+
+def test_other_settings_data_or_model_ask_for_a_new_training(tmp_path: Path) -> None:
+    run = _run_with_data(tmp_path)
+    mark = stage._fingerprint(settings(), run)
+    assert stage._fingerprint(settings("vllm.max_num_seqs=3"), run) == mark
+    assert stage._fingerprint(settings("sft.learning_rate=0.5"), run) != mark
+    assert stage._fingerprint(settings("model=Org/Name"), run) != mark
+    with (run.data / "val.jsonl").open("a") as stream:
+        stream.write("\n")
+    assert stage._fingerprint(settings(), run) != mark
+
+
+@pytest.mark.slow
+def test_the_stage_trains_merges_is_skipped_and_repairs_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    run, config = _run_with_data(tmp_path), _tiny_settings(tmp_path)
+    merged = stage.run(config, run)
+    assert f"SFT_MODEL_PATH={merged}" in capsys.readouterr().out
+    manifest = read_manifest(run.sft)
+    assert manifest
+    assert manifest["outputs"]["model"] == str(merged)
+    assert manifest["counts"]["train"]["traces"] == 7
+    assert manifest["figures"]["greedy_same_merged"] == 1.0
+    assert stage.run(config, run) == merged
+    assert "already trained" in capsys.readouterr().out
+    shutil.rmtree(merged)
+    stage.run(config, run)
+    assert (merged / "model.safetensors").exists()
+    with pytest.raises(UserError, match=r"sft\.max_length"):
+        stage.run(_tiny_settings(tmp_path, "sft.max_length=50"), run)
+    assert read_manifest(run.sft) is None
+
+
+@pytest.mark.slow
+def test_traces_alone_are_taken_over_by_the_training(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run, config = _run_with_data(tmp_path), _tiny_settings(tmp_path)
+    stage.only_traces(config, run)
+    file = run.sft / "traces.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert {"id", "db_id", "messages", "tools", "trained", "gold_sql", "provenance"} == set(rows[0])
+    written = file.stat().st_mtime_ns
+    stage.run(config, run)
+    assert file.stat().st_mtime_ns == written
+
+
+def _tiny_settings(folder: Path, *overrides: str) -> Config:
+    model = folder / "model"
+    if not model.exists():
+        save_tiny_model(model)
+    return settings(
+        f"model={model}", f"runs_dir={folder / 'runs'}", "sft.max_length=4096", "sft.batch_size=4", "sft.eval_steps=2",
+        "sft.learning_rate=0.01", *overrides,
+    )  # fmt: skip
