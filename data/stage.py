@@ -11,7 +11,7 @@ from shared.config import Config, to_dict
 from shared.errors import UserError
 from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished
 
-VERSION = 1  # raise when the same settings give other data
+VERSION = 2  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shared.cli import common_parser, resolve, run_main
 from shared.errors import UserError
+from shared.services import locked
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.
@@ -28,10 +29,9 @@ def main() -> None:
 
     if args.dry_run:
         print("\n".join(stage.plan(config, run)))
-    elif args.traces_only:
-        stage.only_traces(config, run)
-    else:
-        stage.run(config, run)
+        return
+    with locked(run.path):
+        (stage.only_traces if args.traces_only else stage.run)(config, run)
 
 
 def _merge(arguments: list[str]) -> None:

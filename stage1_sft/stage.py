@@ -24,8 +24,8 @@ from stage1_sft.model_folder import check_model_folder, tool_template
 from stage1_sft.synthesize import Trace, synthesize
 
 VERSION = 1  # raise when the same settings and data give another model
-_VAL_SHARE = 0.08  # validation traces for each training trace; every evaluation pays for them
-_MIN_VAL = 16
+_VAL_SHARE = 0.03  # validation traces for each training trace; every evaluation pays for them
+_MIN_VAL = 12
 _PROBED = 3  # validation conversations on which the merge is verified
 
 

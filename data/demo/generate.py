@@ -29,7 +29,7 @@ from shared.errors import UserError
 from shared.records import Question
 
 FORMS: tuple[Form, ...] = SINGLE_TABLE_FORMS + RANKING_FORMS + JOINED_FORMS
-SHARES: dict[Difficulty, float] = {"easy": 0.45, "medium": 0.35, "hard": 0.20}
+SHARES: dict[Difficulty, float] = {"easy": 0.60, "medium": 0.28, "hard": 0.12}
 _MAX_ROWS = 60  # of an answer
 _IDLE_DRAWS = 3000  # without a new question; then the domain has no more to give
 

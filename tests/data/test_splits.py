@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from data.demo.generate import SHARES
 from data.splits import LeakageError, choose_unseen, leakage_check, make_splits, paraphrase_groups
 from shared.config import DataConfig
 from shared.errors import UserError
@@ -45,7 +46,7 @@ def test_shares_within_seen_databases_are_as_configured(demo: Prepared) -> None:
 def test_difficulties_are_alike_in_every_split(demo: Prepared) -> None:
     for questions in demo.splits.values():
         easy = sum(q.difficulty == "easy" for q in questions) / len(questions)
-        assert easy == pytest.approx(0.45, abs=0.06)
+        assert easy == pytest.approx(SHARES["easy"], abs=0.06)
 
 
 @pytest.mark.parametrize("length", [16, 40, 96, 200])
@@ -53,7 +54,7 @@ def test_any_prefix_of_the_test_split_is_balanced(demo: Prepared, length: int) -
     prefix = demo.splits["test"][:length]
     kinds = Counter(q.split_kind for q in prefix)
     assert kinds["seen_database"] == kinds["unseen_database"]
-    assert sum(q.difficulty == "easy" for q in prefix) / length == pytest.approx(0.45, abs=0.15)
+    assert sum(q.difficulty == "easy" for q in prefix) / length == pytest.approx(SHARES["easy"], abs=0.15)
     assert len({q.db_id for q in prefix if q.split_kind == "unseen_database"}) == settings().data.unseen_databases
 
 
