@@ -12,7 +12,7 @@ packages are imported where they are used. The training stages are processes of 
 from __future__ import annotations
 
 import argparse
-import shutil
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared import checks, environment
 from shared.errors import UserError
-from shared.runs import RunDirectory, read_manifest, write_json
+from shared.runs import RunDirectory, read_manifest, set_aside, write_json
 
 if TYPE_CHECKING:
     from shared.config import Config
@@ -69,7 +69,8 @@ def evaluate_sft(pipeline: Pipeline) -> None:
 
 def train_grpo(pipeline: Pipeline) -> None:
     """Stage 2: GRPO with real rollouts, from the stage-1 checkpoint."""
-    command(pipeline, "stage2_grpo", SFT_MODEL_PATH=str(checkpoint(pipeline.run.sft)))
+    named = os.environ.get("SFT_MODEL_PATH") or pipeline.config.grpo.model
+    command(pipeline, "stage2_grpo", SFT_MODEL_PATH=str(named or checkpoint(pipeline.run.sft)))
 
 
 def evaluate_grpo(pipeline: Pipeline) -> None:
@@ -149,8 +150,9 @@ def run(arguments: list[str]) -> None:
 
     parser = common_parser("run_pipeline.py", __doc__ or "")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
-    parser.add_argument("--only", choices=STAGES, metavar="STAGE", help=f"one of {', '.join(STAGES)}")
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
+    choice.add_argument("--only", choices=STAGES, metavar="STAGE", help=f"one of {', '.join(STAGES)}")
     args = parser.parse_args(arguments)
     config, directory = resolve(args)
     settings = [part for setting in args.overrides for part in ("--set", setting)]
@@ -162,7 +164,8 @@ def run(arguments: list[str]) -> None:
     with locked(directory.path):
         write_json(directory.path / "config.json", to_dict(config))
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
-            shutil.rmtree(folder(stage, directory), ignore_errors=True)
+            if folder(stage, directory).exists():
+                set_aside(folder(stage, directory))
         for stage in [args.only] if args.only else STAGES:
             print(f"\n== {stage} ==", flush=True)
             with nullcontext() if stage == "report" else measured(directory, stage, folder(stage, directory)):

@@ -2,6 +2,7 @@
 
 from data.stage import plan, run
 from shared.cli import common_parser, resolve, run_main
+from shared.services import locked
 
 
 def main() -> None:
@@ -13,7 +14,8 @@ def main() -> None:
     config, directory = resolve(args)
     if args.dry_run:
         print("\n".join(plan(config, directory)))
-    else:
+        return
+    with locked(directory.path):
         run(config, directory)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 from shared.chat import ChatClient, Completion, ContextOverflow, InfrastructureError
 from shared.config import AgentConfig
+from shared.database import SandboxError
 from shared.errors import UserError
 from shared.prompts import TOOLS, opening_messages
 from shared.records import Episode, Message, Question, StopReason, ToolCall, Turn
@@ -51,7 +52,7 @@ async def run_episode(
         stop = await run.play(temperature)
     except ContextOverflow:
         stop = StopReason.CONTEXT_LIMIT
-    except (InfrastructureError, UserError, OSError) as failure:
+    except (InfrastructureError, SandboxError, UserError, OSError) as failure:
         stop, error = StopReason.INFRASTRUCTURE, f"{type(failure).__name__}: {failure}"
     return Episode(
         question_id=question.id,

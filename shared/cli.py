@@ -6,6 +6,7 @@ Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 i
 from __future__ import annotations
 
 import argparse
+import errno
 import re
 import signal
 import sys
@@ -51,12 +52,21 @@ def run_main(main: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         sys.exit(130)
-    except OSError as error:
-        if error.errno != 28:
+    except Exception as error:  # whatever library was writing: torch, safetensors and sqlite have errors of their own
+        if not _disk_is_full(error):
             raise
-        print(f"error: The disk is full ({error.filename or 'no space left'}); free some space and run the same command "
-              "again, it continues where it stopped.", file=sys.stderr)  # fmt: skip
+        print(
+            f"error: The disk is full ({error}); free some space and run the same command again, it continues where it "
+            "stopped.",
+            file=sys.stderr,
+        )
         sys.exit(2)
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return True
+    return any(words in str(error) for words in ("No space left on device", "os error 28", "disk is full"))
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

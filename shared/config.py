@@ -164,9 +164,11 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
     document = _read_yaml(path)
     profiles = document.pop("profiles", None) or {}
     profile = profile or default_profile()
-    if profile not in PROFILES:
-        raise UserError(f"--profile {profile!r} does not exist; choose one of {', '.join(PROFILES)}.")
+    for name in (profile, *profiles):
+        if name not in PROFILES:
+            raise UserError(f"Profile {name!r} does not exist; choose one of {', '.join(PROFILES)}.")
     values = _merge(document, profiles.get(profile) or {})
+    _build(Config, {**values, "profile": profile}, "")  # the file by itself, so that overrides meet complete sections
     for override in overrides:
         _apply_override(values, override)
     config = _build(Config, {**values, "profile": profile}, "")
@@ -290,7 +292,9 @@ _POSITIVE = (
     "agent.observation_tokens sft.max_traces sft.lora_rank sft.epochs sft.batch_size sft.gradient_accumulation "
     "sft.max_length sft.eval_steps sft.learning_rate grpo.train_batch_size grpo.mini_batch_size grpo.micro_batch_size "
     "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions "
-    "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database"
+    "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database sandbox.max_compare_rows "
+    "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
+    "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints"
 ).split()
 _SHARES = "data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()
 
@@ -303,6 +307,12 @@ def _check(config: Config) -> None:
         if not 0 <= _get(config, key) < 1:
             raise UserError(f"Setting {key} is {_get(config, key)}; it must lie between 0 and 1.")
     grpo = config.grpo
+    if grpo.total_steps is not None and grpo.total_steps <= 0:
+        raise UserError(f"Setting grpo.total_steps is {grpo.total_steps}; it must be above 0, or null for all steps.")
+    if config.data.test_share + config.data.val_share >= 1:
+        raise UserError("data.test_share and data.val_share leave no question to train on; their sum must be below 1.")
+    if grpo.nodes != 1:
+        raise UserError(f"Setting grpo.nodes is {grpo.nodes}, but stage 2 runs on one machine; set it to 1.")
     if grpo.rollouts_per_question < 2:
         raise UserError(
             "Setting grpo.rollouts_per_question must be at least 2: GRPO compares episodes of one question."

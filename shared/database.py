@@ -39,6 +39,10 @@ class SqlError(Exception):
         self.kind = kind
 
 
+class SandboxError(RuntimeError):
+    """The process that runs the SQL could not start or broke; nobody's query is to blame."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column as declared; `references` is "table.column" of a foreign key, or None."""
@@ -132,11 +136,17 @@ class Database:
     def _ask(self, name: str, sql: str, *caps: int) -> Any:
         seconds = self.limits.timeout_seconds
         while True:
-            worker = _take_idle() or _Worker()
-            with contextlib.suppress(BrokenPipeError):  # ended while idle: take another one
+            idle = _take_idle()
+            worker = idle or _Worker()
+            try:
                 result = worker.ask((name, self._uri, sql, seconds, *caps))
-                _idle.append(worker)
-                return result
+            except BrokenPipeError:
+                worker.close()
+                if idle:  # it ended while it waited: take another one
+                    continue
+                raise
+            _idle.append(worker)
+            return result
 
     @contextlib.contextmanager
     def _damage_is_the_users(self) -> Iterator[None]:
@@ -184,7 +194,7 @@ class _Worker:
             raise SqlError(sandbox.timeout_message(f"{request[3]:g}"), "timeout")
         if code < 0:
             raise SqlError("The query used up the memory of the sandbox; select less at once.", "too_large")
-        raise RuntimeError(f"the SQL sandbox ended with exit code {code}; its message stands above")
+        raise SandboxError(f"the SQL sandbox ended with exit code {code}; its message stands above")
 
     def close(self) -> int:
         """End the process and return its exit code."""

@@ -29,6 +29,8 @@ from shared.config import Config, to_dict
 from shared.database import Database
 from shared.errors import UserError
 from shared.metrics import Summary, summarise
+from shared.model_folder import check_model_folder
+from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, Question, StopReason, episode_from_json, read_questions, to_json, write_jsonl
 from shared.reward import Reward, judge
 from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, read_manifest, write_json
@@ -42,11 +44,12 @@ _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer sta
 
 def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:
     """Evaluate a model folder on the run's test questions, unless that is done; returns the summary as plain values."""
+    check_model_folder(model, "the evaluated model")
     folder, questions = run.evaluation(who), chosen_questions(config, run)
     mark = fingerprint(
         model=model, questions=[dataclasses.asdict(question) for question in questions],
         data=(read_manifest(run.data) or {}).get("fingerprint"),
-        **{key: to_dict(config)[key] for key in ("seed", "agent", "sandbox", "vllm", "evaluate", "grpo")},
+        prompts=[SYSTEM_PROMPT, TOOLS], **_shaping(config),
     )  # fmt: skip
     if finished(folder, mark):
         print(f"{who} evaluation: finished before, {folder}")
@@ -65,14 +68,35 @@ def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> 
     return summary_values
 
 
+def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirectory, who: str) -> None:
+    """Evaluate any OpenAI-compatible endpoint; another endpoint or setting under the same name starts afresh."""
+    folder, questions = run.evaluation(who), chosen_questions(config, run)
+    rows = [dataclasses.asdict(question) for question in questions]
+    mark = fingerprint(url=url, tokenizer=tokenizer, questions=rows, prompts=[SYSTEM_PROMPT, TOOLS], **_shaping(config))
+    if not finished(folder, mark):
+        begin_stage(folder, mark)
+        started = time.monotonic()
+        asyncio.run(evaluate(questions, url, Tokenizer.from_folder(tokenizer), config, folder))
+        outputs = {"summary": str(folder / "summary.json")}
+        finish_stage(folder, mark, seconds=time.monotonic() - started, outputs=outputs, model=url)
+    print(summary_line(who, read_summary(folder)))
+
+
+def _shaping(config: Config) -> dict[str, Any]:
+    """The settings that shape an evaluation's result; how fast or how patiently it runs is left out."""
+    values = to_dict(config)
+    rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
+    server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
+    played = {key: value for key, value in values["evaluate"].items() if key != "concurrency"}
+    return {"seed": config.seed, "agent": values["agent"], "sandbox": values["sandbox"], **rewards, **server, **played}
+
+
 async def evaluate(
     questions: Sequence[Question],
     base_url: str,
     tokenizer: Tokenizer,
     config: Config,
     folder: Path,
-    *,
-    api_key: str = "",
 ) -> Summary:
     """Play and judge all `questions` against an endpoint; continues what `folder` already holds.
 
@@ -80,7 +104,7 @@ async def evaluate(
     """
     started = time.monotonic()
     databases = _databases(questions, config)
-    async with ChatClient(base_url, api_key) as chat:
+    async with ChatClient(base_url) as chat:
         player = _Player(chat, tokenizer, config, databases, folder / "episodes.jsonl")
         await player.play(questions)
         await player.play(questions)  # those lost to the infrastructure once more
@@ -245,9 +269,7 @@ def main() -> None:
         if args.model:
             evaluate_model(args.model, config, run, who)
         else:
-            tokenizer = Tokenizer.from_folder(args.tokenizer)
-            asyncio.run(evaluate(questions, args.endpoint, tokenizer, config, run.evaluation(who)))
-            print(summary_line(who, read_summary(run.evaluation(who))))
+            evaluate_endpoint(args.endpoint, args.tokenizer, config, run, who)
 
 
 if __name__ == "__main__":

@@ -94,13 +94,18 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def finished(folder: Path, expected: str) -> dict[str, Any] | None:
-    """The manifest when the stage finished with exactly this fingerprint, else None."""
+    """The manifest when the stage finished with exactly this fingerprint and all its outputs are still there."""
     manifest = read_manifest(folder)
-    return manifest if manifest and manifest.get("fingerprint") == expected else None
+    if manifest is None or manifest.get("fingerprint") != expected:
+        return None
+    return manifest if all(Path(output).exists() for output in manifest["outputs"].values()) else None
 
 
 def begin_stage(folder: Path, expected: str) -> None:
-    """Open a stage folder: keep a half-finished attempt of the same fingerprint, else start from an empty folder."""
+    """Open a stage folder: keep a half-finished attempt of the same fingerprint, else start from an empty folder.
+
+    A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted.
+    """
     marker = folder / "started.json"
     same = False
     if marker.exists():
@@ -109,9 +114,22 @@ def begin_stage(folder: Path, expected: str) -> None:
         except json.JSONDecodeError:
             same = False
     if folder.exists() and not same:
-        shutil.rmtree(folder)
+        set_aside(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S")})
+
+
+def set_aside(folder: Path) -> None:
+    """Move a finished stage to `<folder>.old`; delete an unfinished one. The rename comes first, so a kill leaves no mix."""
+    is_finished = read_manifest(folder) is not None
+    old = folder.with_name(folder.name + ".old")
+    if is_finished or not old.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    if is_finished:
+        print(f"{folder} was made from other inputs or settings; it is kept as {old}", flush=True)
+    else:
+        shutil.rmtree(folder if folder.exists() else old)
 
 
 def finish_stage(

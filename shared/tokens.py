@@ -7,17 +7,10 @@ what the server will count. Special tokens are not added here: chat templates wr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 import tokenizers
 
 from shared.errors import UserError
-
-
-class Counter(Protocol):
-    """Anything that knows how many tokens a text has."""
-
-    def count(self, text: str) -> int: ...
 
 
 class Tokenizer:

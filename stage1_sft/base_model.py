@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError
+from shared.model_folder import TEMPLATE_FILE, check_model_folder, publish, tool_template
 from shared.records import ToolCall
 from shared.runs import write_json
 from shared.tool_calls import render_turn
-from stage1_sft.model_folder import TEMPLATE_FILE, check_model_folder, publish, tool_template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -25,10 +25,10 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from shared.errors import UserError
+from shared.model_folder import check_model_folder, publish
 from shared.prompts import TOOLS, opening_messages
 from shared.records import Message
 from stage1_sft.dataset import prompt_text
-from stage1_sft.model_folder import check_model_folder, publish
 
 PROBES: list[list[Message]] = [
     opening_messages(question) for question in ("How many customers are there?", "Which ward has the most beds?")

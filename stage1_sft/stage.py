@@ -15,12 +15,12 @@ from typing import Any
 
 from shared.config import Config, to_dict
 from shared.errors import UserError
+from shared.model_folder import check_model_folder, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Message, read_questions, write_jsonl
 from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, write_json
 from shared.tokens import Tokenizer
 from stage1_sft.base_model import planned_folder, resolve
-from stage1_sft.model_folder import check_model_folder, tool_template
 from stage1_sft.synthesize import Trace, synthesize
 
 VERSION = 1  # raise when the same settings and data give another model
@@ -105,8 +105,8 @@ def model_cache(config: Config) -> Path:
 
 def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     started = time.monotonic()
+    base = resolve(config.model, model_cache(config))  # before anything is set aside: it may refuse the model
     begin_stage(run.sft, mark)
-    base = resolve(config.model, model_cache(config))
     traces, val_traces, counts = make_traces(config, run, base)
 
     from transformers import AutoTokenizer

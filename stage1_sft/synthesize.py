@@ -17,7 +17,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -268,8 +267,3 @@ def _encode(call: ToolCall, call_id: str) -> dict[str, Any]:
 def _decode(call: dict[str, Any]) -> ToolCall:
     function = call["function"]
     return ToolCall(function["name"], json.loads(function["arguments"]))
-
-
-def databases_of(questions: Iterable[Question]) -> list[Path]:
-    """The distinct database files of `questions`, sorted."""
-    return sorted({Path(question.database) for question in questions})

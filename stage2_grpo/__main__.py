@@ -18,4 +18,5 @@ def main() -> None:
         stage.run(config, run)
 
 
-run_main(main)
+if __name__ == "__main__":
+    run_main(main)

@@ -48,11 +48,11 @@ def export(
     model.save_pretrained(partial)
     AutoTokenizer.from_pretrained(start_model).save_pretrained(partial)
     gap = _probe_gap(AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32), probe)
-    if changed == 0.0:
+    if not changed > 0.0:
         raise UserError(
             f"The exported weights of {actor} equal the start model's: nothing was trained; see the step lines."
         )
-    if gap > _TOLERANCE:
+    if not gap <= _TOLERANCE:  # also when it is NaN
         raise UserError(
             f"The exported model differs from the trained policy by {gap:.3f} nats per token on the probe text "
             f"(limit {_TOLERANCE}); the checkpoint {actor} is kept, do not use the export."

@@ -44,6 +44,7 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
         "tool_call_rate": _mean(float(episode["hermes_calls"] > 0) for episode in judged),
         "fallback_share": _share(judged, "fallback_calls", "calls"),
         "merged_share": _share(judged, "merged_turns", "later_turns"),
+        "calls": float(sum(episode["calls"] for episode in judged)),
         "turns": _mean(float(episode["turns"]) for episode in judged),
         "tokens": float(sum(episode["completion_tokens"] for episode in judged)),
         "episodes": float(len(judged)),

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from shared import runs
 from shared.config import Config, to_dict
 from shared.errors import UserError
 from shared.metrics import MetricsLog
+from shared.model_folder import check_model_folder
+from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import read_questions, write_jsonl
 from shared.reward import self_test
 from shared.runs import RunDirectory
@@ -29,12 +31,16 @@ from stage2_grpo.progress import JsonlTail, step_line, step_metrics
 from stage2_grpo.services import gateway_and_controller, trainer
 
 _POLL_SECONDS = 0.5
-_SELF_TEST_QUESTIONS = 64
+_OPERATIONAL = {
+    "grpo": ("model", "concurrency", "episode_timeout_seconds", "sync_tolerance", "keep_checkpoints", "save_every"),
+    "vllm": ("gpu_memory_utilization", "num_gpu_blocks_override", "cpu_kv_cache_gib", "start_timeout_seconds"),
+}
 
 
 def run(config: Config, run: RunDirectory) -> Path:
     """Train and export; returns the checkpoint folder. A finished stage is skipped, an interrupted one resumes."""
     model = starting_model(config, run)
+    print(f"grpo: starts from {model}", flush=True)
     train, validation = question_files(run)
     mark = stage_fingerprint(config, model, train, validation)
     if manifest := runs.finished(run.grpo, mark):
@@ -42,13 +48,15 @@ def run(config: Config, run: RunDirectory) -> Path:
         return Path(manifest["outputs"]["model"])
     questions = list(read_questions(train))
     total = total_steps(config, len(questions))
-    self_test(questions[:_SELF_TEST_QUESTIONS], config.grpo, config.sandbox)
+    self_test(questions, config.grpo, config.sandbox)
     runs.begin_stage(run.grpo, mark)
     started = time.monotonic()
     train_policy(config, run.grpo, model, (train, validation), total)
     checked = export_policy(config, run.grpo, model, total)
-    outputs = {"model": str(run.grpo / "model"), "start_model": str(model)}
-    runs.finish_stage(run.grpo, mark, seconds=time.monotonic() - started, outputs=outputs, steps=total, export=checked)
+    outputs, seconds = {"model": str(run.grpo / "model")}, time.monotonic() - started
+    runs.finish_stage(
+        run.grpo, mark, seconds=seconds, outputs=outputs, start_model=str(model), steps=total, export=checked
+    )
     print(f"GRPO_MODEL_PATH={run.grpo / 'model'}")
     return run.grpo / "model"
 
@@ -60,15 +68,7 @@ def starting_model(config: Config, run: RunDirectory) -> Path:
     if not named:
         named, source = newest_stage1(run), "the newest finished stage 1"
     folder = Path(named).expanduser().resolve()
-    if not (folder / "config.json").exists():
-        if (folder / "adapter_config.json").exists():
-            raise UserError(
-                f"{source} names {folder}, which is a LoRA adapter, not a model; merge it first: "
-                f"python -m stage1_sft merge {folder} --out MERGED_FOLDER."
-            )
-        raise UserError(
-            f"{source} names {folder}, which holds no model (no config.json); give a merged checkpoint folder."
-        )
+    check_model_folder(folder, source)
     return folder
 
 
@@ -91,10 +91,13 @@ def question_files(run: RunDirectory) -> tuple[Path, Path]:
 
 
 def stage_fingerprint(config: Config, model: Path, train: Path, validation: Path) -> str:
-    """Everything the trained policy depends on."""
+    """Everything the trained policy depends on; not how fast or how patiently the run goes about it."""
     parts = {key: to_dict(config)[key] for key in ("profile", "seed", "agent", "sandbox", "grpo", "vllm")}
-    weights = [*sorted(model.glob("*.safetensors")), model / "config.json"]
-    return runs.fingerprint(**parts, train=train, validation=validation, **{file.name: file for file in weights})
+    for section, names in _OPERATIONAL.items():
+        parts[section] = {key: value for key, value in parts[section].items() if key not in names}
+    data = (runs.read_manifest(train.parent) or {}).get("fingerprint")  # covers the databases, too
+    prompts = [SYSTEM_PROMPT, TOOLS]
+    return runs.fingerprint(**parts, prompts=prompts, data=data, train=train, validation=validation, start=model)
 
 
 def total_steps(config: Config, questions: int) -> int:
@@ -112,7 +115,7 @@ def total_steps(config: Config, questions: int) -> int:
             f"grpo.total_steps is {grpo.total_steps}, but {questions} questions make {available} steps in "
             f"{grpo.epochs} epoch(s); raise grpo.epochs or lower grpo.total_steps."
         )
-    return grpo.total_steps or available
+    return available if grpo.total_steps is None else grpo.total_steps
 
 
 def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Path, Path], total: int) -> None:
@@ -154,11 +157,21 @@ def follow(config: Config, folder: Path, process: OwnedProcess, total: int) -> I
                 bar.set_description(f"grpo: step {row['step']} of {total}")
                 if "training/reward" in row["data"]:  # else a validation before the first step
                     values = step_metrics(row["data"], episodes)
+                    refuse_silent_model(row["step"], values)
                     episodes = []
                     log.log(row["step"], values)
                     bar.write(step_line(row["step"], total, values))
             yield
             time.sleep(_POLL_SECONDS)
+
+
+def refuse_silent_model(step: int, values: Mapping[str, float]) -> None:
+    """GRPO compares episodes that used tools; a first step without a single call has nothing to learn from."""
+    if step == 1 and values["episodes"] and not values["calls"]:
+        raise UserError(
+            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage 1 "
+            "longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
+        )
 
 
 def forget_steps_after(step: int, folder: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ import httpx
 
 from shared.prompts import TOOLS, opening_messages
 
-METRICS = ("guard/rollout_trainer_gap", "guard/trainer_moved", "guard/server_moved")
+GAP = "guard/rollout_trainer_gap"
+TRAINER_MOVED = "guard/trainer_moved"
+SERVER_MOVED = "guard/server_moved"
 
 
 class WeightsOutOfSync(RuntimeError):
@@ -86,7 +89,7 @@ class WeightGuard:
         self._trainer = trainer
         self._settings = trainer.config.ray_kwargs.firstcall
         self._probe = _probe(trainer)
-        self._last: tuple[Any, Any] | None = None  # log-probabilities [response tokens] of trainer and server
+        self._last: tuple[Any, list[Any]] | None = None
 
     def before_step(self) -> None:
         self._last = self._last or self._measure()
@@ -94,43 +97,33 @@ class WeightGuard:
     def after_step(self) -> dict[str, float]:
         """The guard's figures (nats per token); raises WeightsOutOfSync."""
         assert self._last is not None
-        (trainer_before, server_before), (trainer, server) = self._last, self._measure()
-        self._last = trainer, server
-        gap = (trainer - server).abs().mean().item()
-        moved = [(trainer - trainer_before).abs().mean().item(), (server - server_before).abs().mean().item()]
-        self._judge(gap, *moved)
+        (trainer_before, servers_before), (trainer, servers) = self._last, self._measure()
+        self._last = trainer, servers
+        figures = {
+            GAP: max(_distance(trainer, server) for server in servers),
+            TRAINER_MOVED: _distance(trainer, trainer_before),
+            SERVER_MOVED: min(_distance(*pair) for pair in zip(servers, servers_before, strict=True)),
+        }
+        judge(self._trainer.global_steps, figures, self._settings.sync_tolerance)
         self._save(trainer)
-        return dict(zip(METRICS, [gap, *moved], strict=True))
+        return figures
 
-    def _judge(self, gap: float, trainer_moved: float, server_moved: float) -> None:
-        advice = (
-            "the rollout server does not sample the trained policy. LoRA must run with strategy fsdp and lora.merge=True "
-            "(stage2_grpo/verl_config.py)."
-        )
-        where = f"After the update of step {self._trainer.global_steps}"
-        if trainer_moved > 0 and server_moved == 0:
-            raise WeightsOutOfSync(f"{where} the server's log-probabilities of the probe text are unchanged: {advice}")
-        tolerance = self._settings.sync_tolerance
-        if gap > tolerance:
-            raise WeightsOutOfSync(
-                f"{where} the server's log-probabilities of the probe text are {gap:.4f} nats per token away from the "
-                f"trainer's (grpo.sync_tolerance is {tolerance}): {advice}"
-            )
-
-    def _measure(self) -> tuple[Any, Any]:
+    def _measure(self) -> tuple[Any, list[Any]]:
+        """Log-probabilities [response tokens] of the probe by the trainer and by each rollout server."""
         trainer = self._trainer
         batch = self._probe.batch(trainer.resource_pool_manager.get_n_gpus())
-        return trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].float()[0], self._server_log_probs()
+        trained = trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].float()[0]
+        trainer._resume_all_rollout_generation()  # a step ends with generation paused
+        return trained, [self._ask(address) for address in trainer.llm_server_manager.get_addresses()]
 
-    def _server_log_probs(self) -> Any:
+    def _ask(self, address: str) -> Any:
         import torch
 
-        trainer, probe = self._trainer, self._probe
-        trainer._resume_all_rollout_generation()  # a step ends with generation paused
+        probe = self._probe
         response = httpx.post(
-            f"http://{trainer.llm_server_manager.get_addresses()[0]}/v1/completions",
+            f"http://{address}/v1/completions",
             json={
-                "model": trainer.config.actor_rollout_ref.model.path,
+                "model": self._trainer.config.actor_rollout_ref.model.path,
                 "prompt": probe.prompt + probe.response,
                 "max_tokens": 1,
                 "temperature": 0,
@@ -152,6 +145,27 @@ class WeightGuard:
             "log_probs": log_probs.tolist(),
         }
         Path(self._settings.probe_file).write_text(json.dumps(saved), encoding="utf-8")
+
+
+def judge(step: int, figures: Mapping[str, float], tolerance: float) -> None:
+    """Raise WeightsOutOfSync when a server kept its old weights or is further from the trainer than `tolerance`."""
+    advice = (
+        "the rollout server does not sample the trained policy. LoRA must run with strategy fsdp and lora.merge=True "
+        "(stage2_grpo/verl_config.py)."
+    )
+    where = f"After the update of step {step} the server's log-probabilities of the probe text are"
+    if figures[TRAINER_MOVED] > 0 and figures[SERVER_MOVED] == 0:
+        raise WeightsOutOfSync(f"{where} unchanged: {advice}")
+    if not figures[GAP] <= tolerance:  # also when it is NaN
+        raise WeightsOutOfSync(
+            f"{where} {figures[GAP]:.4f} nats per token away from the trainer's (grpo.sync_tolerance is {tolerance}): "
+            f"{advice}"
+        )
+
+
+def _distance(one: Any, other: Any) -> float:
+    """Mean absolute difference of two log-probability vectors, nats per token."""
+    return float((one - other).abs().mean())
 
 
 def _probe(trainer: Any) -> Probe:

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from shared.prompts import SYSTEM_PROMPT, TOOLS, opening_messages
+
 TEMPLATE = Path(__file__).resolve().parents[1] / "shared" / "templates" / "chatml_tools.jinja"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CORPUS = [
@@ -12,7 +14,7 @@ CORPUS = [
         ("get_columns", {"table": "claims"}),
         ("execute_sql", {"sql": "SELECT COUNT(*) FROM claims WHERE status = 'open'"}),
     ]
-] + ["You answer questions about a SQLite database.", "The answer is 42.", "How many claims are open?"]
+] + [SYSTEM_PROMPT, "The answer is 42.", "How many claims are open?", *(json.dumps(tool["function"]) for tool in TOOLS)]
 
 
 def save_tiny_model(folder: Path, seed: int = 0) -> Path:
@@ -26,7 +28,7 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     bpe.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     bpe.train_from_iterator(
-        CORPUS * 3, trainers.BpeTrainer(vocab_size=500, special_tokens=SPECIAL, initial_alphabet=alphabet)
+        CORPUS * 3, trainers.BpeTrainer(vocab_size=1200, special_tokens=SPECIAL, initial_alphabet=alphabet)
     )
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token=SPECIAL[2], pad_token=SPECIAL[0])
     tokenizer.chat_template = TEMPLATE.read_text(encoding="utf-8")
@@ -48,3 +50,34 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     Qwen2ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def teach(folder: Path, answer: str, steps: int = 120) -> None:
+    """Train the model in place to begin every answer to an opening prompt with `answer`."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    prompts = [
+        tokenizer.apply_chat_template(
+            opening_messages(question), tools=TOOLS, tokenize=False, add_generation_prompt=True
+        )
+        for question in (
+            "How many claims are open?",
+            "List the city of stadiums.",
+            "What is the maximum floor of all wards?",
+        )
+    ]
+    target = tokenizer(answer + "<|im_end|>", add_special_tokens=False).input_ids
+    rows = [tokenizer(prompt, add_special_tokens=False).input_ids + target for prompt in prompts]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for step in range(steps):
+        row = torch.tensor([rows[step % len(rows)]])
+        labels = row.clone()
+        labels[:, : -len(target)] = -100
+        loss = model(input_ids=row, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    model.to(torch.bfloat16).save_pretrained(folder)

@@ -12,8 +12,8 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
+from shared.model_folder import tool_template  # noqa: E402
 from stage1_sft.base_model import BUILT_IN, resolve  # noqa: E402
-from stage1_sft.model_folder import tool_template  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -12,9 +12,9 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
+from shared.model_folder import check_model_folder, publish  # noqa: E402
 from stage1_sft import export  # noqa: E402
 from stage1_sft.export import adapter_base, merge  # noqa: E402
-from stage1_sft.model_folder import check_model_folder, publish  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
 

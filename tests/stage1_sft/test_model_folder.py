@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
+from shared.model_folder import check_model_folder
 from stage1_sft.base_model import BUILT_IN, planned_folder, resolve
-from stage1_sft.model_folder import check_model_folder
 
 
 def _folder(path: Path, *names: str) -> Path:

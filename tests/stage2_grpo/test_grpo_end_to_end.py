@@ -1,6 +1,7 @@
-"""Real GRPO steps of the whole stack on a tiny random model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
+"""Real GRPO steps of the whole stack on a tiny model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
 
-A random model never earns a reward, so the update comes from the entropy bonus; everything else is the product's path.
+The model was taught one tool call and is never right, so the update comes from the entropy bonus; everything else is the
+product's path.
 The run is killed (kill -9) after its first saved step and must resume to the end.
 """
 
@@ -15,7 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from shared.records import ToolCall
 from shared.runs import read_manifest
+from shared.tool_calls import render_call
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +33,8 @@ SETTINGS = [
     "grpo.entropy_coeff=0.05",
     "grpo.learning_rate=1e-3",
     "grpo.weight_bucket_mb=64",
-    "agent.max_turn_tokens=16",
+    "agent.max_turn_tokens=48",
+    "agent.max_turns=2",
     "data.questions_per_database=10",
     "vllm.cpu_kv_cache_gib=1",
 ]
@@ -65,10 +69,10 @@ def wait_for(condition, seconds: float) -> bool:  # type: ignore[no-untyped-def]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.tiny_model import save_tiny_model
+    from tests.tiny_model import save_tiny_model, teach
 
     folder = tmp_path_factory.mktemp("runs")
-    save_tiny_model(folder / "tiny")
+    teach(save_tiny_model(folder / "tiny"), render_call(ToolCall("search_schema", {"query": "open claims"})))
     subprocess.run(command("data", folder, "data.questions_per_database=10"), cwd=ROOT, check=True, timeout=120)
     return folder
 
@@ -95,6 +99,7 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
 
     steps = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in steps] == [1, 2]
+    assert all(row["calls"] > 0 for row in steps)
     assert all(row["policy_moved"] > 0 and row["server_moved"] > 0 and row["weight_gap"] < 0.08 for row in steps)
     manifest = read_manifest(grpo)
     assert manifest is not None

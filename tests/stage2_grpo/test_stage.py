@@ -26,7 +26,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDirectory:
 
 def model_folder(path: Path) -> Path:
     path.mkdir(parents=True)
-    (path / "config.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (path / name).write_text("{}")
     return path
 
 
@@ -110,3 +111,10 @@ def test_steps_that_were_not_saved_are_forgotten(tmp_path: Path) -> None:
     metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 3, "rew')
     stage.forget_steps_after(1, tmp_path)
     assert metrics.read_text() == '{"step": 1, "reward": 0.1}\n'
+
+
+def test_a_model_that_never_calls_a_tool_stops_the_first_step() -> None:
+    stage.refuse_silent_model(1, {"episodes": 4.0, "calls": 1.0})
+    stage.refuse_silent_model(2, {"episodes": 4.0, "calls": 0.0})
+    with pytest.raises(UserError, match="nothing to learn from"):
+        stage.refuse_silent_model(1, {"episodes": 4.0, "calls": 0.0})

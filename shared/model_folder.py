@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import shared
 from shared.errors import UserError
 
 TEMPLATE_FILE = "chat_template.jinja"
@@ -20,7 +19,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 
 def tool_template() -> str:
     """Our ChatML chat template, whose tool calls read exactly as `shared.tool_calls.render_turn` writes them."""
-    return (Path(shared.__file__).parent / "templates" / "chatml_tools.jinja").read_text(encoding="utf-8")
+    return (Path(__file__).parent / "templates" / "chatml_tools.jinja").read_text(encoding="utf-8")
 
 
 @contextlib.contextmanager
