@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -165,7 +166,8 @@ def test_kill_9_and_the_same_command_again_end_in_the_same_result(
     killed.wait()
     subprocess.run(command, cwd=tmp_path, check=True)
     again = {file.name: file.read_bytes() for file in directory.data.glob("*.jsonl")}
-    subprocess.run([*command, "--from", "data"], cwd=tmp_path, check=True)
+    shutil.rmtree(directory.data)
+    subprocess.run(command, cwd=tmp_path, check=True)
     assert again == {file.name: file.read_bytes() for file in directory.data.glob("*.jsonl")}
     assert len(again) == 3
 

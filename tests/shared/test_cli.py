@@ -32,10 +32,20 @@ def test_a_users_problem_is_one_sentence_and_exits_2() -> None:
     assert (ended.returncode, ended.stderr) == (2, "error: Database x is missing; restore it.\n")
 
 
-def test_a_full_disk_is_a_users_problem() -> None:
-    ended = run("def main(): raise OSError(28, 'No space left on device', '/data/x')")
+@pytest.mark.parametrize(
+    "error",
+    [
+        "OSError(28, 'No space left on device', '/data/x')",
+        "RuntimeError('write failed: No space left on device (/data/x)')",  # torch
+        "ValueError('I/O error: /data/x (os error 28)')",  # safetensors
+    ],
+)
+def test_a_full_disk_is_a_users_problem_whatever_library_met_it(error: str) -> None:
+    ended = run(f"def main(): raise {error}")
     assert ended.returncode == 2
-    assert "The disk is full (/data/x); free some space" in ended.stderr
+    assert "The disk is full" in ended.stderr
+    assert "/data/x" in ended.stderr
+    assert "free some space" in ended.stderr
 
 
 def test_a_bug_keeps_its_traceback() -> None:

@@ -22,11 +22,36 @@ from shared.runs import (
 def test_a_finished_stage_is_found_by_its_fingerprint_alone(tmp_path: Path) -> None:
     begin_stage(tmp_path / "sft", "a")
     assert finished(tmp_path / "sft", "a") is None
-    finish_stage(tmp_path / "sft", "a", seconds=1.26, outputs={"model": "m"}, traces=3)
+    model = tmp_path / "m"
+    model.touch()
+    finish_stage(tmp_path / "sft", "a", seconds=1.26, outputs={"model": str(model)}, traces=3)
     manifest = finished(tmp_path / "sft", "a")
     assert manifest is not None
-    assert (manifest["seconds"], manifest["outputs"], manifest["traces"]) == (1.3, {"model": "m"}, 3)
+    assert (manifest["seconds"], manifest["outputs"], manifest["traces"]) == (1.3, {"model": str(model)}, 3)
     assert finished(tmp_path / "sft", "b") is None
+
+
+def test_a_stage_whose_output_was_deleted_is_not_finished(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "sft", "a")
+    finish_stage(tmp_path / "sft", "a", seconds=1, outputs={"model": str(tmp_path / "gone")})
+    assert finished(tmp_path / "sft", "a") is None
+
+
+def test_a_finished_stage_that_no_longer_fits_is_set_aside(tmp_path: Path) -> None:
+    for mark in "abc":
+        begin_stage(tmp_path / "sft", mark)
+        (tmp_path / "sft" / f"model of {mark}").touch()
+        finish_stage(tmp_path / "sft", mark, seconds=1, outputs={})
+    assert (tmp_path / "sft" / "model of c").exists()
+    assert [file.name for file in (tmp_path / "sft.old").glob("model*")] == ["model of b"]
+
+
+def test_an_unfinished_attempt_does_not_replace_the_model_that_was_set_aside(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "sft", "a")
+    finish_stage(tmp_path / "sft", "a", seconds=1, outputs={})
+    begin_stage(tmp_path / "sft", "b")
+    begin_stage(tmp_path / "sft", "c")
+    assert (tmp_path / "sft.old" / MANIFEST).exists()
 
 
 def test_a_half_finished_attempt_is_kept_for_the_same_inputs_only(tmp_path: Path) -> None:
