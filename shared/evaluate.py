@@ -49,7 +49,7 @@ def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> 
     mark = fingerprint(
         model=model, questions=[dataclasses.asdict(question) for question in questions],
         data=(read_manifest(run.data) or {}).get("fingerprint"),
-        prompts=[SYSTEM_PROMPT, TOOLS], **_shaping(config),
+        prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config),
     )  # fmt: skip
     if finished(folder, mark):
         print(f"{who} evaluation: finished before, {folder}")
@@ -72,7 +72,9 @@ def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirecto
     """Evaluate any OpenAI-compatible endpoint; another endpoint or setting under the same name starts afresh."""
     folder, questions = run.evaluation(who), chosen_questions(config, run)
     rows = [dataclasses.asdict(question) for question in questions]
-    mark = fingerprint(url=url, tokenizer=tokenizer, questions=rows, prompts=[SYSTEM_PROMPT, TOOLS], **_shaping(config))
+    mark = fingerprint(
+        url=url, tokenizer=tokenizer, questions=rows, prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config)
+    )
     if not finished(folder, mark):
         begin_stage(folder, mark)
         started = time.monotonic()
