@@ -311,6 +311,11 @@ def _check(config: Config) -> None:
         raise UserError(f"Setting grpo.total_steps is {grpo.total_steps}; it must be above 0, or null for all steps.")
     if config.data.test_share + config.data.val_share >= 1:
         raise UserError("data.test_share and data.val_share leave no question to train on; their sum must be below 1.")
+    if grpo.mini_batch_size * grpo.rollouts_per_question % grpo.micro_batch_size:
+        raise UserError(
+            f"Setting grpo.micro_batch_size ({grpo.micro_batch_size}) must divide the rows of a mini batch "
+            f"(grpo.mini_batch_size x grpo.rollouts_per_question = {grpo.mini_batch_size * grpo.rollouts_per_question})."
+        )
     if grpo.nodes != 1:
         raise UserError(f"Setting grpo.nodes is {grpo.nodes}, but stage 2 runs on one machine; set it to 1.")
     if grpo.rollouts_per_question < 2:

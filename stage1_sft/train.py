@@ -97,13 +97,14 @@ def train(base: Path, examples: Sequence[Example], val: Sequence[Example], confi
     return Trained(Path(best), figures)
 
 
-def load_base(base: Path, config: Config) -> PreTrainedModel:
-    """The model to fine-tune, in `sft.dtype` and with the attention that trains fastest on the profile's device."""
+def load_base(base: Path, config: Config, attention: str | None = None) -> PreTrainedModel:
+    """The model to fine-tune, in `sft.dtype`; by default with the attention that trains fastest on the device."""
     if config.profile == "gpu" and not torch.cuda.is_available():
         raise UserError("Profile gpu needs a CUDA device and PyTorch sees none; use --profile cpu.")
     plain = config.profile == "gpu" or config.sft.gradient_checkpointing
+    attention = attention or ("sdpa" if plain else CPU_ATTENTION)
     return AutoModelForCausalLM.from_pretrained(
-        base, dtype=getattr(torch, config.sft.dtype), attn_implementation="sdpa" if plain else CPU_ATTENTION
+        base, dtype=getattr(torch, config.sft.dtype), attn_implementation=attention
     )
 
 
@@ -183,13 +184,23 @@ class _Trainer(SFTTrainer):
     ) -> Any:
         if self.args.gradient_checkpointing:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        with contextlib.ExitStack() as stack:
-            if self.args.bf16:
-                # Autocast rounds the float32 adapter for each product; PEFT would instead widen every input to float32.
-                stack.enter_context(torch.autocast(self.args.device.type, torch.bfloat16))
-                stack.enter_context(disable_input_dtype_casting(model))
-            loss = token_loss(model.get_base_model(), inputs["input_ids"], inputs["labels"], num_items_in_batch)
+        loss = adapter_loss(model, inputs["input_ids"], inputs["labels"], num_items_in_batch)
         return (loss, {"loss": loss}) if return_outputs else loss
+
+
+def adapter_loss(
+    model: PeftModel, input_ids: torch.Tensor, labels: torch.Tensor, tokens: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """`token_loss` of the adapted model, with products in the base's dtype.
+
+    Autocast rounds the float32 adapter for each product; PEFT on its own would widen every input to float32 instead.
+    """
+    base = model.get_base_model()
+    with contextlib.ExitStack() as stack:
+        if base.dtype == torch.bfloat16:
+            stack.enter_context(torch.autocast(input_ids.device.type, torch.bfloat16))
+            stack.enter_context(disable_input_dtype_casting(model))
+        return token_loss(base, input_ids, labels, tokens)
 
 
 class LengthGroups(Sampler[int]):

@@ -39,7 +39,7 @@ class Probe:
     response: list[int]
 
     def batch(self, rows: int) -> Any:
-        """The probe as a VERL batch of `rows` equal rows (one per rank, so that it can be split), without padding."""
+        """The probe as a VERL batch of `rows` equal rows (a micro batch per rank: VERL pads nothing), without padding."""
         import torch
         from verl import DataProto
 
@@ -111,7 +111,8 @@ class WeightGuard:
     def _measure(self) -> tuple[Any, list[Any]]:
         """Log-probabilities [response tokens] of the probe by the trainer and by each rollout server."""
         trainer = self._trainer
-        batch = self._probe.batch(trainer.resource_pool_manager.get_n_gpus())
+        per_rank = trainer.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
+        batch = self._probe.batch(trainer.resource_pool_manager.get_n_gpus() * per_rank)
         trained = trainer._compute_old_log_prob(batch)[0].batch["old_log_probs"].float()[0]
         trainer._resume_all_rollout_generation()  # a step ends with generation paused
         return trained, [self._ask(address) for address in trainer.llm_server_manager.get_addresses()]

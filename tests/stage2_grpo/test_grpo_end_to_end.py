@@ -85,7 +85,8 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS)
     marker = grpo / "checkpoints" / "latest_checkpointed_iteration.txt"
     first = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert wait_for(lambda: marker.exists() or first.poll() is not None, 600)
+    metrics = grpo / "metrics.jsonl"  # a step is logged right after it was saved
+    assert wait_for(lambda: (metrics.exists() and metrics.read_text()) or first.poll() is not None, 600)
     first.send_signal(signal.SIGKILL)
     output = first.communicate()[0]
     assert marker.exists(), output
@@ -97,7 +98,7 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert f"GRPO_MODEL_PATH={grpo / 'model'}" in again.stdout
     assert not of_this_run(runs)
 
-    steps = [json.loads(line) for line in (grpo / "metrics.jsonl").read_text().splitlines()]
+    steps = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in steps] == [1, 2]
     assert all(row["calls"] > 0 for row in steps)
     assert all(row["policy_moved"] > 0 and row["server_moved"] > 0 and row["weight_gap"] < 0.08 for row in steps)
