@@ -115,10 +115,11 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert "finished before" in third.stdout
 
 
-def test_an_interrupted_stage_leaves_no_process(runs: Path, tmp_path: Path) -> None:
+def test_an_interrupted_stage_leaves_no_process(runs: Path) -> None:
     argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, "seed=7")
-    stage = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     log = runs / "e2e" / "grpo" / "logs" / "trainer.log"
+    log.unlink(missing_ok=True)  # of the run before
+    stage = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert wait_for(lambda: log.exists() and "Started a local Ray instance" in log.read_text(), 120)
     stage.send_signal(signal.SIGTERM)
     output = stage.communicate(timeout=90)[0]
