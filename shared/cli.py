@@ -35,10 +35,18 @@ def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 def resolve(args: argparse.Namespace) -> tuple[Config, RunDirectory]:
     """The settings and the run directory that the common options name."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", args.run_name):
-        raise UserError(f"--run-name {args.run_name!r} may hold only letters, digits, '.', '_' and '-'.")
+    check_name("--run-name", args.run_name)
     config = load_config(args.config, args.profile, args.overrides)
     return config, RunDirectory(Path(config.runs_dir).resolve() / args.run_name)
+
+
+def check_name(option: str, name: str) -> None:
+    """Raise UserError unless `name` is fit to be the name of one folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(
+            f"{option} {name!r} may hold only letters, digits, '.', '_' and '-', must start with one of the first two, and has "
+            "at most 100 characters."
+        )
 
 
 def run_main(main: Callable[[], None]) -> None:
@@ -53,6 +61,9 @@ def run_main(main: Callable[[], None]) -> None:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         sys.exit(130)
     except Exception as error:  # whatever library was writing: torch, safetensors and sqlite have errors of their own
+        if isinstance(error, OSError) and error.filename and not _disk_is_full(error):
+            print(f"error: {error.filename}: {error.strerror}; check this path and its permissions.", file=sys.stderr)
+            sys.exit(2)
         if not _disk_is_full(error):
             raise
         print(

@@ -167,6 +167,8 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
     for name in (profile, *profiles):
         if name not in PROFILES:
             raise UserError(f"Profile {name!r} does not exist; choose one of {', '.join(PROFILES)}.")
+    if not all(isinstance(changes, Mapping) for changes in profiles.values() if changes):
+        raise UserError(f"The profiles of {path} must hold sections with keys, like the top level.")
     values = _merge(document, profiles.get(profile) or {})
     _build(Config, {**values, "profile": profile}, "")  # the file by itself, so that overrides meet complete sections
     for override in overrides:
@@ -195,6 +197,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(
             f"Config file {path} cannot be read ({error.strerror}); give its path with --config."
         ) from error
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise UserError(f"Config file {path} is no readable YAML text (UTF-8); start from the shipped one.") from error
     except yaml.YAMLError as error:
         raise UserError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(document, dict):
@@ -224,7 +228,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     *sections, leaf = key.split(".")
     for section in sections:
         values = values[section]
-    values[leaf] = text if known[key] is str else value
+    values[leaf] = text if known[key] is str or (known[key] == str | None and value is not None) else value
 
 
 def setting_types() -> dict[str, Any]:
@@ -296,13 +300,20 @@ _POSITIVE = (
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
     "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints"
 ).split()
-_SHARES = "data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()
+_NOT_NEGATIVE = (
+    "seed data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
+    "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature"
+).split()
+_SHARES = "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()
 
 
 def _check(config: Config) -> None:
     for key in _POSITIVE:
-        if _get(config, key) <= 0:
-            raise UserError(f"Setting {key} is {_get(config, key)}; it must be above 0.")
+        if not 0 < _get(config, key) < float("inf"):
+            raise UserError(f"Setting {key} is {_get(config, key)}; it must be above 0 and finite.")
+    for key in _NOT_NEGATIVE:
+        if not 0 <= _get(config, key) < float("inf"):
+            raise UserError(f"Setting {key} is {_get(config, key)}; it must not be negative.")
     for key in _SHARES:
         if not 0 <= _get(config, key) < 1:
             raise UserError(f"Setting {key} is {_get(config, key)}; it must lie between 0 and 1.")

@@ -153,7 +153,7 @@ class Database:
         """No model can repair a file, so a damaged one ends the run instead of counting as a wrong query."""
         try:
             yield
-        except (sqlite3.Error, OSError) as error:
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise UserError(f"Database {self.path} cannot be read ({error}); restore or replace the file.") from error
 
     def _settled_file(self) -> Path:

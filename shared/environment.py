@@ -29,6 +29,7 @@ UV_VERSION = "0.13.9"
 _OLDEST_UV = (0, 5)
 _PYTHON = "3.12"
 _STAMP = "firstcall.json"
+_ENTERED = "FIRSTCALL_ENTERED"  # the root whose environment this process was started in; ends a loop of restarts
 _ROOM_GIB = {"cpu": 9, "gpu": 16}  # of disk, package cache included
 _SMOKE_TEST = "import bz2, ctypes, sqlite3, ssl, sys, venv; print('%d.%d' % sys.version_info[:2])"
 
@@ -53,9 +54,15 @@ def enter(root: Path) -> None:
     except KeyboardInterrupt:
         print("interrupted; the same command sets up again", file=sys.stderr)
         sys.exit(130)
-    if not is_inside(root):
-        sys.stdout.flush()
-        os.execv(python, [str(python), *sys.argv])
+    entered = os.environ.pop(_ENTERED, "") == str(root)
+    if is_inside(root):
+        return
+    if entered:
+        print(f"error: {root / '.venv'} is damaged; delete it and run the same command again.", file=sys.stderr)
+        sys.exit(2)
+    os.environ[_ENTERED] = str(root)
+    sys.stdout.flush()
+    os.execv(python, [str(python), *sys.argv])
 
 
 def ensure(root: Path, profile: str) -> Path:
@@ -104,9 +111,10 @@ def read_stamp(venv: Path) -> dict[str, str]:
     """What a complete environment was made from; empty for none or a half-made one."""
     try:
         stamp = json.loads((venv / _STAMP).read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):
         return {}
-    return stamp if isinstance(stamp, dict) and (venv / "bin" / "python").exists() else {}
+    complete = (venv / "bin" / "python").exists() and (venv / "pyvenv.cfg").exists()
+    return stamp if isinstance(stamp, dict) and complete else {}
 
 
 def write_stamp(venv: Path, stamp: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from shared.agent import run_episode
 from shared.chat import ChatClient
-from shared.cli import common_parser, resolve, run_main
+from shared.cli import check_name, common_parser, resolve, run_main
 from shared.config import Config, to_dict
 from shared.database import Database
 from shared.errors import UserError
@@ -75,7 +75,9 @@ def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirecto
     mark = fingerprint(
         url=url, tokenizer=tokenizer, questions=rows, prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config)
     )
-    if not finished(folder, mark):
+    if finished(folder, mark):
+        print(f"{who} evaluation: finished before, {folder}")
+    else:
         begin_stage(folder, mark)
         started = time.monotonic()
         asyncio.run(evaluate(questions, url, Tokenizer.from_folder(tokenizer), config, folder))
@@ -263,6 +265,7 @@ def main() -> None:
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     who = args.name or (args.model.resolve().name if args.model else "endpoint")
+    check_name("--name", who)
     questions = chosen_questions(config, run)
     if args.dry_run:
         print(f"{len(questions)} questions of {run.data / 'test.jsonl'} -> {run.evaluation(who)}")

@@ -22,6 +22,7 @@ from typing import Any
 from shared.errors import UserError
 
 MANIFEST = "manifest.json"
+STARTED = "started.json"
 _VERSIONED = (
     "torch",
     "transformers",
@@ -86,11 +87,17 @@ def _content_hash(path: Path) -> str:
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished stage, or None when the stage did not finish."""
+    manifest = _read_object(folder / MANIFEST)
+    return manifest if isinstance(manifest.get("outputs"), dict) else None
+
+
+def _read_object(file: Path) -> dict[str, Any]:
+    """The JSON object in `file`; empty when there is none or it is damaged."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return None
-    return manifest if isinstance(manifest, dict) else None
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def finished(folder: Path, expected: str) -> dict[str, Any] | None:
@@ -106,13 +113,8 @@ def begin_stage(folder: Path, expected: str) -> None:
 
     A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted.
     """
-    marker = folder / "started.json"
-    same = False
-    if marker.exists():
-        try:
-            same = json.loads(marker.read_text(encoding="utf-8")).get("fingerprint") == expected
-        except json.JSONDecodeError:
-            same = False
+    marker = folder / STARTED
+    same = _read_object(marker).get("fingerprint") == expected
     if folder.exists() and not same:
         set_aside(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,6 +124,8 @@ def begin_stage(folder: Path, expected: str) -> None:
 def set_aside(folder: Path) -> None:
     """Move a finished stage to `<folder>.old`; delete an unfinished one. The rename comes first, so a kill leaves no mix."""
     is_finished = read_manifest(folder) is not None
+    if not is_finished and not (folder / STARTED).exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} holds files that no run wrote; choose another runs_dir or --run-name.")
     old = folder.with_name(folder.name + ".old")
     if is_finished or not old.exists():
         shutil.rmtree(old, ignore_errors=True)

@@ -72,6 +72,11 @@ def answer(uri: str, sql: str, seconds: float, max_rows: int, max_bytes: int) ->
             return _fetch(connection.execute(sql), max_rows, max_bytes)
     except MemoryError:
         return "too_large", "The query needs too much memory; select fewer rows or shorter values."
+    except UnicodeDecodeError:  # a column name or an error message quotes bytes of the data
+        return (
+            "error",
+            "The result names text that is not valid UTF-8; select other columns, or give them names with AS.",
+        )
     except sqlite3.Error as error:
         return _failure(error, sql, f"{seconds:g}")
 
@@ -82,7 +87,7 @@ def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
         with contextlib.closing(_guarded(uri, time.monotonic() + seconds)) as connection:
             connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
             connection.execute(f"EXPLAIN {sql}")
-    except (sqlite3.Error, UnicodeEncodeError, MemoryError) as error:
+    except (sqlite3.Error, UnicodeError, MemoryError) as error:
         found = re.match(r'no such column: "?(.*?)"?(?: - should this be .*)?$', str(error), re.DOTALL)
         return found[1] if found and f'"{found[1]}"' in sql else None
     return None

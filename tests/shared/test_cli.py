@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.cli import common_parser, resolve
+from shared.cli import check_name, common_parser, resolve
 from shared.errors import UserError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -80,3 +80,9 @@ def test_options_name_settings_and_run_directory() -> None:
 def test_a_run_name_is_no_path(name: str) -> None:
     with pytest.raises(UserError, match="may hold only letters"):
         resolve(parse("--run-name", name))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/tmp/x", "x" * 101])
+def test_a_name_that_is_no_single_folder_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="--name"):
+        check_name("--name", name)

@@ -170,3 +170,10 @@ def house_verdict(database: Database, gold_sql: str, prediction_sql: str) -> boo
     except SqlError:
         return False
     return execution_match(gold, prediction, ordered=gold_is_ordered(gold_sql))
+
+
+@pytest.mark.parametrize(
+    ("sql", "ordered"), [("SELECT a FROM t ORDER BY a /* open", True), ("SELECT a FROM t /* x", False)]
+)
+def test_an_open_comment_does_not_hide_the_order(sql: str, ordered: bool) -> None:
+    assert gold_is_ordered(sql) is ordered

@@ -23,6 +23,7 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "pyproject.toml").write_text("[project]\n")
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / ".venv" / "pyvenv.cfg").touch()
     environment.write_stamp(tmp_path / ".venv", environment.wanted_stamp(tmp_path, "cpu"))
     return tmp_path
 

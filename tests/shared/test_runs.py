@@ -117,3 +117,12 @@ def test_stages_have_their_own_folders(tmp_path: Path) -> None:
 
 def test_versions_of_installed_packages_are_recorded() -> None:
     assert "sqlglot" in installed_versions()
+
+
+def test_a_folder_that_no_run_made_is_never_touched(tmp_path: Path) -> None:
+    thesis = tmp_path / "data" / "thesis.tex"
+    thesis.parent.mkdir()
+    thesis.touch()
+    with pytest.raises(UserError, match="holds files that no run wrote"):
+        begin_stage(thesis.parent, "a")
+    assert thesis.exists()
