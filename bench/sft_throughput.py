@@ -4,7 +4,7 @@
 
 Sequences are random tokens shaped like the traces of the CPU profile: a common beginning, then turns of which a third is
 trained. `plain` is what a trainer does by default: padded batch, PyTorch's attention, logits at every position, PEFT's
-casts. Tokens per second count every token of the sequences, shared or not. On a busy machine look at the CPU seconds.
+casts. Tokens per second count every token of the sequences, shared or not. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from peft import get_peft_model
 from shared.config import load_config
 from stage1_sft.base_model import BUILT_IN, resolve
 from stage1_sft.dataset import IGNORED
-from stage1_sft.train import batch_loss, load_base, lora_config
+from stage1_sft.train import adapter_loss, load_base, lora_config
 
 ROOT = Path(__file__).resolve().parents[1]
 PREFIX, SHORTEST, LONGEST, TRAINED_SHARE = 320, 400, 560, 0.3  # tokens, tokens, tokens, of the tokens after the prefix
 
-Batch = dict[str, torch.Tensor]
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 
 def main() -> None:
@@ -40,48 +40,45 @@ def main() -> None:
     args = parser.parse_args()
     config = load_config(ROOT / "pipeline.yaml", "cpu")
     base = resolve(args.model, ROOT / "runs" / "models")
-    inputs = batch(args.batch)
-    tokens = int(inputs["attention_mask"].sum())
-    for name, attention, step in [("plain", "sdpa", plain_step), ("stage", None, batch_loss)]:
+    ids, labels, tokens = batch(args.batch)
+    for name, attention in [("plain", "sdpa"), ("stage", None)]:
         if args.only in (None, name):
             model = get_peft_model(load_base(base, config, attention), lora_config(config))
-            seconds, cpu_seconds = measure(lambda model=model, step=step: step(model, inputs), args.steps)
+            loss = adapter_loss if name == "stage" else plain_loss
+            seconds = measure(lambda model=model, loss=loss: loss(model, ids, labels).backward(), args.steps)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-            print(f"{name:6} {tokens / seconds:6.0f} tokens/s, {seconds:6.2f} s and {cpu_seconds:6.2f} CPU seconds a step, "
-                  f"peak {peak:.1f} GiB", flush=True)  # fmt: skip
+            print(
+                f"{name:6} {tokens / seconds:6.0f} tokens/s, {seconds:5.2f} s a step, peak {peak:.1f} GiB", flush=True
+            )
 
 
-def batch(rows: int) -> Batch:
-    """input_ids, labels and attention_mask of shape (rows, longest), padded at the right."""
+def batch(rows: int) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Token ids and labels of shape (rows, longest), padded at the right, and the number of real tokens."""
     generator = torch.Generator().manual_seed(0)
     lengths = torch.linspace(SHORTEST, LONGEST, rows).long() + PREFIX
     ids = torch.randint(100, 40_000, (rows, int(lengths.max())), generator=generator)
     ids[:, :PREFIX] = ids[0, :PREFIX]
     trained = torch.rand(ids.shape, generator=generator) < TRAINED_SHARE
     trained[:, :PREFIX] = False
-    real = torch.arange(ids.shape[1]) < lengths[:, None]
-    return {
-        "input_ids": ids * real,
-        "labels": torch.where(trained & real, ids, IGNORED),
-        "attention_mask": real.long(),
-    }
+    padding = torch.arange(ids.shape[1]) >= lengths[:, None]
+    ids[padding] = 0
+    return ids, torch.where(trained & ~padding, ids, IGNORED), int(lengths.sum())
 
 
-def plain_step(model: torch.nn.Module, inputs: Batch) -> None:
-    """The model's own loss under autocast, and its gradients."""
+def plain_loss(model: torch.nn.Module, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The model's own loss under autocast."""
     with torch.autocast("cpu", torch.bfloat16):
-        loss = model(**inputs, use_cache=False).loss
-    loss.backward()
+        return model(input_ids=ids, attention_mask=(ids != 0).long(), labels=labels, use_cache=False).loss
 
 
-def measure(step: Callable[[], object], steps: int) -> tuple[float, float]:
-    """Seconds and CPU seconds of the cheapest of `steps` steps after one to warm up."""
-    taken = []
+def measure(step: Callable[[], None], steps: int) -> float:
+    """Seconds of the fastest of `steps` steps after one to warm up."""
+    best = float("inf")
     for _ in range(steps + 1):
-        started, cpu_started = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
         step()
-        taken.append((time.perf_counter() - started, time.process_time() - cpu_started))
-    return min(seconds for seconds, _ in taken[1:]), min(cpu for _, cpu in taken[1:])
+        best = min(best, time.perf_counter() - started)
+    return best
 
 
 if __name__ == "__main__":

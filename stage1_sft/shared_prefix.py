@@ -1,18 +1,17 @@
-"""Loss and gradients of a batch whose sequences all begin alike, with that beginning computed once. For CPUs.
+"""The loss of a batch whose sequences all begin alike, with that beginning computed once.
 
-Every trace starts with the same system prompt and tool list, two fifths of its tokens with the small model. In a causal
-model their keys and values don't depend on what follows. So the beginning runs once for the whole batch; then each
-sequence runs forward and backward alone behind it, adding to the gradients of the shared keys and values, which at last
-flow back through the beginning. Loss and gradients are those of the plain batch up to rounding.
+Every trace starts with the same system prompt and tool list, about 40 % of its tokens with the small model. In a causal
+model their keys and values don't depend on what follows, so one row computes them, the other rows share them, and the
+gradients of all rows flow back into that one computation: the same loss and gradients up to rounding, on a third fewer
+tokens. On top, logits are computed only where a token is trained; with a vocabulary of 49,000 they are the largest
+tensors of a step.
 
-One sequence at a time means no padding, the activations of one sequence in memory instead of those of a batch, and
-tensors that fit the caches. Logits are computed only where a token is trained; over a vocabulary of 49,000 they are the
-largest tensors of all. Limit: the key-value cache excludes gradient checkpointing.
+Limits: sequences must be padded at the right (then causality alone keeps padding out, and no mask is needed), and the
+key-value cache excludes gradient checkpointing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,67 +22,44 @@ from transformers.cache_utils import DynamicCache
 from stage1_sft.dataset import IGNORED
 
 CPU_ATTENTION = "causal_matmul"
-
-KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
-"""Keys and values of each layer, shape (1, key heads, tokens, head width)."""
+_WORTH_SHARING = 16  # tokens
 
 
-def summed_loss(
-    model: PreTrainedModel, ids: Sequence[torch.Tensor], labels: Sequence[torch.Tensor], scale: float = 1.0
-) -> float:
-    """`scale` times the summed cross-entropy in nats of the trained tokens; its gradients are added to the model's.
+def token_loss(
+    model: PreTrainedModel, input_ids: torch.Tensor, labels: torch.Tensor, tokens: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """Cross-entropy in nats over the trained tokens, a scalar: their mean, or their sum divided by `tokens`.
 
-    `model` is a causal language model with a decoder and an output head; each sequence has the shape (tokens,). Without
-    grad mode only the loss is computed.
+    `model` is a causal language model with a decoder and an output head; ids and labels have shape (batch, tokens).
     """
-    shared = shared_length(ids, labels)
-    beginning = _keys_values(model, ids[0][:shared])
-    held = [(keys.detach(), values.detach()) for keys, values in beginning]
-    if torch.is_grad_enabled():
-        held = [(keys.requires_grad_(), values.requires_grad_()) for keys, values in held]
-    total = 0.0
-    for row, targets in zip(ids, labels, strict=True):
-        loss = scale * _row_loss(model, held, row[shared:], targets[shared:])
-        if loss.requires_grad:
-            loss.backward()
-        total += loss.item()
-    outputs = [tensor for pair in beginning for tensor in pair if tensor.requires_grad]
-    if outputs:
-        torch.autograd.backward(outputs, [tensor.grad for pair in held for tensor in pair])
-    return total
+    shared = _shared_length(input_ids, labels)
+    hidden = _hidden_states(model, input_ids, shared)  # (batch, tokens - shared, width)
+    targets = labels[:, shared + 1 :]
+    kept = targets != IGNORED
+    logits = model.get_output_embeddings()(hidden[:, :-1][kept])
+    total = cross_entropy(logits.float(), targets[kept], reduction="sum")
+    return total / (kept.sum() if tokens is None else tokens)
 
 
-def shared_length(ids: Sequence[torch.Tensor], labels: Sequence[torch.Tensor]) -> int:
-    """Leading tokens that all sequences share, ending early enough that each trained token is predicted after them."""
-    length = min(len(row) for row in ids)
-    same = torch.stack([row[:length] for row in ids]).eq(ids[0][:length]).all(0)
-    trained = [int((row != IGNORED).nonzero()[0]) for row in labels if (row != IGNORED).any()]
-    return max(0, min([int(same.long().cumprod(0).sum()), length - 1, *[first - 1 for first in trained]]))
+def _shared_length(input_ids: torch.Tensor, labels: torch.Tensor) -> int:
+    """Leading tokens that all rows share, ending early enough that each trained token is predicted after them."""
+    differing = (input_ids != input_ids[:1]).any(0).nonzero()
+    trained = (labels != IGNORED).any(0).nonzero()
+    ends = [int(columns[0]) for columns in (differing, trained - 1) if len(columns)]
+    shared = min([*ends, input_ids.shape[1] - 1])
+    return shared if len(input_ids) > 1 and shared >= _WORTH_SHARING else 0
 
 
-def _keys_values(model: PreTrainedModel, beginning: torch.Tensor) -> KeysValues:
-    if not len(beginning):
-        return []
-    with _products_in_dtype_of(model):
-        cache = model.get_decoder()(input_ids=beginning[None], use_cache=True).past_key_values
-    return [(layer.keys, layer.values) for layer in cache.layers]
-
-
-def _row_loss(model: PreTrainedModel, before: KeysValues, row: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Summed loss of one sequence behind the keys and values `before`; its first token is not predicted."""
+def _hidden_states(model: PreTrainedModel, input_ids: torch.Tensor, shared: int) -> torch.Tensor:
+    decoder = model.get_decoder()
+    if not shared:
+        return decoder(input_ids=input_ids, use_cache=False).last_hidden_state
+    prefix = decoder(input_ids=input_ids[:1, :shared], use_cache=True).past_key_values
     cache = DynamicCache()
-    for i, (keys, values) in enumerate(before):
-        cache.update(keys, values, layer_idx=i)
-    kept = targets[1:] != IGNORED
-    with _products_in_dtype_of(model):
-        hidden = model.get_decoder()(input_ids=row[None], past_key_values=cache, use_cache=True).last_hidden_state[0]
-        logits = model.get_output_embeddings()(hidden[:-1][kept])  # (trained tokens, vocabulary)
-    return cross_entropy(logits.float(), targets[1:][kept], reduction="sum")
-
-
-def _products_in_dtype_of(model: PreTrainedModel) -> torch.autocast:
-    """Rounds a float32 adapter to the base's bfloat16 for each product, instead of widening every input to float32."""
-    return torch.autocast("cpu", torch.bfloat16, enabled=model.dtype == torch.bfloat16)
+    for i, layer in enumerate(prefix.layers):
+        rows = [tensor.expand(len(input_ids), -1, -1, -1) for tensor in (layer.keys, layer.values)]
+        cache.update(*rows, layer_idx=i)
+    return decoder(input_ids=input_ids[:, shared:], past_key_values=cache, use_cache=True).last_hidden_state
 
 
 def _causal_matmul(

@@ -1,13 +1,14 @@
 """LoRA supervised fine-tuning with TRL's SFTTrainer on tokenised traces; resumable, best checkpoint kept.
 
-The examples carry their own labels, so TRL prepares nothing. On a CPU the gradients come from `shared_prefix`, unless
-gradient checkpointing is asked for; on a GPU from TRL's own chunked loss. The adapter is kept in float32, the base
+The examples carry their own labels, so TRL prepares nothing. Where no gradient checkpointing is asked for, the loss is
+that of `shared_prefix`; else TRL's own chunked loss runs (the GPU profile). The adapter is kept in float32, the base
 weights in `sft.dtype`, products run in bfloat16. Resuming from the newest complete checkpoint gives the same weights as
 an uninterrupted run on the same machine. Limit: one process, one device.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -42,8 +43,8 @@ from trl import SFTConfig, SFTTrainer
 from shared.config import Config
 from shared.errors import UserError
 from shared.metrics import MetricsLog
-from stage1_sft.dataset import IGNORED, Example
-from stage1_sft.shared_prefix import CPU_ATTENTION, summed_loss
+from stage1_sft.dataset import Example
+from stage1_sft.shared_prefix import CPU_ATTENTION, token_loss
 
 _CHECKPOINT_FILES = ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt")
 _GROUPS = 8  # batches whose examples are sorted by length together
@@ -172,43 +173,34 @@ def _arguments(config: Config, checkpoints: Path) -> SFTConfig:
 
 
 class _Trainer(SFTTrainer):
-    """SFTTrainer with batches of like lengths, and on a CPU the gradients of `shared_prefix`."""
-
-    @property
-    def _by_rows(self) -> bool:
-        return self.args.use_cpu and not self.args.gradient_checkpointing
+    """SFTTrainer with batches of like lengths and, without gradient checkpointing, the shared-prefix loss."""
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
         lengths = [len(ids) for ids in (train_dataset or self.train_dataset)["input_ids"]]
         return LengthGroups(lengths, self.args.train_batch_size, self.args.seed)
 
-    def training_step(self, model: PeftModel, inputs: dict[str, Any], num_items_in_batch: Any = None) -> torch.Tensor:
-        if not self._by_rows:
-            return super().training_step(model, inputs, num_items_in_batch)
-        model.train()
-        return batch_loss(model, inputs, num_items_in_batch)
-
     def compute_loss(
         self, model: PeftModel, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if not self._by_rows:
+        if self.args.gradient_checkpointing:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss = batch_loss(model, inputs, num_items_in_batch)
+        loss = adapter_loss(model, inputs["input_ids"], inputs["labels"], num_items_in_batch)
         return (loss, {"loss": loss}) if return_outputs else loss
 
 
-def batch_loss(model: PeftModel, inputs: dict[str, torch.Tensor], tokens: Any = None) -> torch.Tensor:
-    """Loss of a padded batch by `shared_prefix`: summed over trained tokens, divided by `tokens` or their number.
+def adapter_loss(
+    model: PeftModel, input_ids: torch.Tensor, labels: torch.Tensor, tokens: torch.Tensor | int | None = None
+) -> torch.Tensor:
+    """`token_loss` of the adapted model, with products in the base's dtype.
 
-    In grad mode its gradients are added to the adapter's.
+    Autocast rounds the float32 adapter for each product; PEFT on its own would widen every input to float32 instead.
     """
-    lengths = inputs["attention_mask"].sum(1).tolist()
-    ids, labels = (
-        [row[:length] for row, length in zip(inputs[name], lengths, strict=True)] for name in ("input_ids", "labels")
-    )
-    count = float(tokens) if tokens is not None else float((inputs["labels"] != IGNORED).sum())
-    with disable_input_dtype_casting(model):  # autocast does the casts
-        return torch.tensor(summed_loss(model.get_base_model(), ids, labels, scale=1 / count))
+    base = model.get_base_model()
+    with contextlib.ExitStack() as stack:
+        if base.dtype == torch.bfloat16:
+            stack.enter_context(torch.autocast(input_ids.device.type, torch.bfloat16))
+            stack.enter_context(disable_input_dtype_casting(model))
+        return token_loss(base, input_ids, labels, tokens)
 
 
 class LengthGroups(Sampler[int]):
