@@ -27,7 +27,7 @@ from shared.errors import UserError
 from shared.runs import RunDirectory, read_manifest, set_aside, write_json
 
 if TYPE_CHECKING:
-    from shared.config import Config
+    from shared.settings import Config
 
 ROOT = Path(__file__).resolve().parent
 

@@ -1,8 +1,7 @@
 """`python -m data`: prepare the questions and databases of a run."""
 
 from data.stage import plan, run
-from shared.cli import common_parser, resolve, run_main
-from shared.services import locked
+from shared.cli import carry_out, common_parser, run_main
 
 
 def main() -> None:
@@ -10,13 +9,7 @@ def main() -> None:
     parser = common_parser(
         "python -m data", "Prepare databases and questions: built-in demo, or a folder in Spider layout."
     )
-    args = parser.parse_args()
-    config, directory = resolve(args)
-    if args.dry_run:
-        print("\n".join(plan(config, directory)))
-        return
-    with locked(directory.path):
-        run(config, directory)
+    carry_out(parser.parse_args(), plan, run)
 
 
 if __name__ == "__main__":

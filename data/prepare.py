@@ -15,9 +15,9 @@ from data.demo.build import make_rows, write_database
 from data.demo.domains import DOMAINS
 from data.demo.generate import Taken, generate
 from data.splits import Splits, leakage_check, make_splits
-from shared.config import Config
 from shared.errors import UserError
 from shared.records import write_jsonl
+from shared.settings import Config
 
 _LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 

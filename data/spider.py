@@ -16,10 +16,10 @@ from typing import Any
 from tqdm import tqdm
 
 from data.sql_form import rate
-from shared.config import SandboxConfig
 from shared.database import Database, SqlError
 from shared.errors import UserError
 from shared.records import Question
+from shared.settings import SandboxConfig
 
 FILES = ("train_spider.json", "dev.json")
 

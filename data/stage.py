@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from data.prepare import prepare
-from shared.config import Config, to_dict
+from shared.config import to_dict
 from shared.errors import UserError
 from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished
+from shared.settings import Config
 
 VERSION = 2  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")

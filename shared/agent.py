@@ -17,11 +17,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from shared.chat import ChatClient, Completion, ContextOverflow, InfrastructureError
-from shared.config import AgentConfig
 from shared.database import SandboxError
 from shared.errors import UserError
 from shared.prompts import TOOLS, opening_messages
 from shared.records import Episode, Message, Question, StopReason, ToolCall, Turn
+from shared.settings import AgentConfig
 from shared.tokens import Tokenizer
 from shared.tool_calls import parse, parse_hermes
 from shared.tools import Observation, Toolbox

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from shared.config import PROFILES, Config, load_config
+from shared.config import PROFILES, load_config
 from shared.errors import UserError
 from shared.runs import RunDirectory
+from shared.services import locked
+from shared.settings import Config
 
 
 def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -40,6 +42,20 @@ def resolve(args: argparse.Namespace) -> tuple[Config, RunDirectory]:
     return config, RunDirectory(Path(config.runs_dir).resolve() / args.run_name)
 
 
+def carry_out(
+    args: argparse.Namespace,
+    plan: Callable[[Config, RunDirectory], list[str]],
+    work: Callable[[Config, RunDirectory], object],
+) -> None:
+    """Do a stage's work with its run locked, or with --dry-run print its plan."""
+    config, run = resolve(args)
+    if args.dry_run:
+        print("\n".join(plan(config, run)))
+        return
+    with locked(run.path):
+        work(config, run)
+
+
 def check_name(option: str, name: str) -> None:
     """Raise UserError unless `name` is fit to be the name of one folder."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
@@ -54,24 +70,26 @@ def run_main(main: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         main()
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         sys.exit(130)
     except Exception as error:  # whatever library was writing: torch, safetensors and sqlite have errors of their own
-        if isinstance(error, OSError) and error.filename and not _disk_is_full(error):
-            print(f"error: {error.filename}: {error.strerror}; check this path and its permissions.", file=sys.stderr)
-            sys.exit(2)
-        if not _disk_is_full(error):
+        sentence = _for_the_user(error)
+        if sentence is None:
             raise
-        print(
-            f"error: The disk is full ({error}); free some space and run the same command again, it continues where it "
-            "stopped.",
-            file=sys.stderr,
-        )
+        print(f"error: {sentence}", file=sys.stderr)
         sys.exit(2)
+
+
+def _for_the_user(error: Exception) -> str | None:
+    """What the user can do about an error, or None when it is a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    if _disk_is_full(error):
+        return f"The disk is full ({error}); free some space and run the same command again, it continues where it stopped."
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; check this path and its permissions."
+    return None
 
 
 def _disk_is_full(error: BaseException) -> bool:

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from shared import sandbox
-from shared.config import SandboxConfig
 from shared.errors import UserError
+from shared.settings import SandboxConfig
 
 
 class SqlError(Exception):

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tqdm import tqdm
 from shared.agent import run_episode
 from shared.chat import ChatClient
 from shared.cli import check_name, common_parser, resolve, run_main
-from shared.config import Config, to_dict
+from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
 from shared.metrics import Summary, summarise
@@ -33,9 +33,19 @@ from shared.model_folder import check_model_folder
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, Question, StopReason, episode_from_json, read_questions, to_json, write_jsonl
 from shared.reward import Reward, judge
-from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, read_manifest, write_json
+from shared.runs import (
+    RunDirectory,
+    begin_stage,
+    fingerprint,
+    finish_stage,
+    finished,
+    question_file,
+    read_manifest,
+    write_json,
+)
 from shared.services import locked
 from shared.serving import vllm_server
+from shared.settings import Config
 from shared.tokens import Tokenizer
 from shared.tools import Toolbox
 
@@ -45,45 +55,47 @@ _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer sta
 def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:
     """Evaluate a model folder on the run's test questions, unless that is done; returns the summary as plain values."""
     check_model_folder(model, "the evaluated model")
+
+    def play(questions: Sequence[Question], folder: Path) -> Summary:
+        tokenizer = Tokenizer.from_folder(model)
+        with vllm_server(model, config, folder) as base_url:
+            return asyncio.run(evaluate(questions, base_url, tokenizer, config, folder))
+
+    return _recorded(play, config, run, who, model=model)
+
+
+def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:
+    """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
+
+    def play(questions: Sequence[Question], folder: Path) -> Summary:
+        return asyncio.run(evaluate(questions, url, Tokenizer.from_folder(tokenizer), config, folder))
+
+    return _recorded(play, config, run, who, model=url, tokenizer=tokenizer)
+
+
+def _recorded(
+    play: Callable[[Sequence[Question], Path], Summary], config: Config, run: RunDirectory, who: str, **subject: Any
+) -> dict[str, Any]:
+    """Play the test questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
     folder, questions = run.evaluation(who), chosen_questions(config, run)
     mark = fingerprint(
-        model=model, questions=[dataclasses.asdict(question) for question in questions],
+        questions=[dataclasses.asdict(question) for question in questions],
         data=(read_manifest(run.data) or {}).get("fingerprint"),
-        prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config),
+        prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config), **subject,
     )  # fmt: skip
     if finished(folder, mark):
         print(f"{who} evaluation: finished before, {folder}")
     else:
         begin_stage(folder, mark)
         started = time.monotonic()
-        tokenizer = Tokenizer.from_folder(model)
-        with vllm_server(model, config, folder) as base_url:
-            summary = asyncio.run(evaluate(questions, base_url, tokenizer, config, folder))
+        summary = play(questions, folder)
         finish_stage(
             folder, mark, seconds=time.monotonic() - started, outputs={"summary": str(folder / "summary.json")},
-            model=str(model), questions=summary.n,
+            model=str(subject["model"]), questions=summary.n,
         )  # fmt: skip
-    summary_values = read_summary(folder)
-    print(summary_line(who, summary_values))
-    return summary_values
-
-
-def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirectory, who: str) -> None:
-    """Evaluate any OpenAI-compatible endpoint; another endpoint or setting under the same name starts afresh."""
-    folder, questions = run.evaluation(who), chosen_questions(config, run)
-    rows = [dataclasses.asdict(question) for question in questions]
-    mark = fingerprint(
-        url=url, tokenizer=tokenizer, questions=rows, prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config)
-    )
-    if finished(folder, mark):
-        print(f"{who} evaluation: finished before, {folder}")
-    else:
-        begin_stage(folder, mark)
-        started = time.monotonic()
-        asyncio.run(evaluate(questions, url, Tokenizer.from_folder(tokenizer), config, folder))
-        outputs = {"summary": str(folder / "summary.json")}
-        finish_stage(folder, mark, seconds=time.monotonic() - started, outputs=outputs, model=url)
-    print(summary_line(who, read_summary(folder)))
+    values = read_summary(folder)
+    print(summary_line(who, values))
+    return values
 
 
 def _shaping(config: Config) -> dict[str, Any]:
@@ -132,9 +144,7 @@ def chosen_questions(config: Config, run: RunDirectory) -> list[Question]:
 
     The data stage orders a split so that each beginning of it is balanced.
     """
-    file = run.data / "test.jsonl"
-    if not file.exists():
-        raise UserError(f"Test questions {file} are missing; run `python -m data` with the same --run-name first.")
+    file = question_file(run, "test")
     questions = list(read_questions(file))[: config.evaluate.questions]
     if not questions:
         raise UserError(f"{file} holds no question; raise data.test_share or bring more questions.")
@@ -266,9 +276,8 @@ def main() -> None:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     who = args.name or (args.model.resolve().name if args.model else "endpoint")
     check_name("--name", who)
-    questions = chosen_questions(config, run)
     if args.dry_run:
-        print(f"{len(questions)} questions of {run.data / 'test.jsonl'} -> {run.evaluation(who)}")
+        print(f"{len(chosen_questions(config, run))} questions of {run.data / 'test.jsonl'} -> {run.evaluation(who)}")
         return
     with locked(run.path):
         if args.model:

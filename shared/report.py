@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 from shared.cli import common_parser, resolve, run_main
-from shared.config import Config
 from shared.errors import UserError
 from shared.evaluate import chosen_questions, percent, read_summary
 from shared.metrics import bootstrap_interval
 from shared.records import Question
 from shared.report_page import page
 from shared.runs import RunDirectory, installed_versions, read_manifest, write_json
+from shared.settings import Config
 from shared.usage import machine, read_usage
 
 MODELS = {"base": "base", "sft": "after SFT", "grpo": "after GRPO"}

@@ -21,10 +21,10 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 from shared.compare import execution_match, gold_is_ordered
-from shared.config import GrpoConfig, SandboxConfig
 from shared.database import Database, QueryResult, SqlError
 from shared.errors import UserError
 from shared.records import Episode, Question, StopReason
+from shared.settings import GrpoConfig, SandboxConfig
 
 EMPTY_GOLD_REWARD = 0.5
 

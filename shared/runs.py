@@ -64,6 +64,14 @@ class RunDirectory:
         return self.path / "evaluations" / who
 
 
+def question_file(run: RunDirectory, split: str) -> Path:
+    """The questions of `train`, `val` or `test`; raises UserError when the data stage has not made them."""
+    file = run.data / f"{split}.jsonl"
+    if not file.exists():
+        raise UserError(f"Questions {file} are missing: run `python -m data --run-name {run.path.name}` first.")
+    return file
+
+
 def fingerprint(**parts: Any) -> str:
     """Hash of JSON-able parts; Path parts enter by content (a folder by the names and contents of its files)."""
     resolved = {key: _content_hash(value) if isinstance(value, Path) else value for key, value in parts.items()}
@@ -126,14 +134,13 @@ def set_aside(folder: Path) -> None:
     is_finished = read_manifest(folder) is not None
     if not is_finished and not (folder / STARTED).exists() and any(folder.iterdir()):
         raise UserError(f"{folder} holds files that no run wrote; choose another runs_dir or --run-name.")
-    old = folder.with_name(folder.name + ".old")
-    if is_finished or not old.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        folder.rename(old)
+    aside = folder.with_name(folder.name + (".old" if is_finished else ".discarded"))
+    shutil.rmtree(aside, ignore_errors=True)
+    folder.rename(aside)
     if is_finished:
-        print(f"{folder} was made from other inputs or settings; it is kept as {old}", flush=True)
+        print(f"{folder} was made from other inputs or settings; it is kept as {aside}", flush=True)
     else:
-        shutil.rmtree(folder if folder.exists() else old)
+        shutil.rmtree(aside)
 
 
 def finish_stage(

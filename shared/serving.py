@@ -13,9 +13,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.config import Config
 from shared.errors import UserError
 from shared.services import OwnedProcess, free_port
+from shared.settings import Config
 
 
 @contextlib.contextmanager

@@ -6,9 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from shared.cli import common_parser, resolve, run_main
+from shared.cli import carry_out, common_parser, run_main
 from shared.errors import UserError
-from shared.services import locked
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.
@@ -23,15 +22,10 @@ def main() -> None:
     parser = common_parser("python -m stage1_sft", _DESCRIPTION)
     parser.add_argument("--traces-only", action="store_true", help="stop after writing the traces")
     args = parser.parse_args()
-    config, run = resolve(args)
 
     from stage1_sft import stage
 
-    if args.dry_run:
-        print("\n".join(stage.plan(config, run)))
-        return
-    with locked(run.path):
-        (stage.only_traces if args.traces_only else stage.run)(config, run)
+    carry_out(args, stage.plan, stage.only_traces if args.traces_only else stage.run)
 
 
 def _merge(arguments: list[str]) -> None:

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.config import Config, to_dict
+from shared.config import to_dict
 from shared.errors import UserError
 from shared.model_folder import check_model_folder, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Message, read_questions, write_jsonl
-from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, write_json
+from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, question_file, write_json
+from shared.settings import Config
 from shared.tokens import Tokenizer
 from stage1_sft.base_model import planned_folder, resolve
 from stage1_sft.synthesize import Trace, synthesize
@@ -156,10 +157,7 @@ def _is_finished(run: RunDirectory, mark: str) -> bool:
 
 def _fingerprint(config: Config, run: RunDirectory) -> str:
     """Hash of all that the model depends on: settings of this stage, tools and limits, data, base model, wording."""
-    train, val = _data_files(run)
-    for file in (train, val):
-        if not file.exists():
-            raise UserError(f"{file} does not exist; run `python -m data --run-name {run.path.name}` first.")
+    train, val = (question_file(run, split) for split in ("train", "val"))
     return fingerprint(
         version=VERSION,
         sft=to_dict(config.sft),

@@ -22,10 +22,10 @@ from typing import Any
 from tqdm import tqdm
 
 from shared.compare import execution_match, gold_is_ordered
-from shared.config import Config
 from shared.database import Database, SqlError
 from shared.prompts import TOOLS, opening_messages
 from shared.records import Message, Question, ToolCall
+from shared.settings import Config
 from shared.tokens import Tokenizer
 from shared.tool_calls import parse_hermes, render_turn
 from shared.tools import Observation, Toolbox

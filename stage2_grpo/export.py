@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError
+from shared.model_folder import publish
 
 if TYPE_CHECKING:
     import torch
@@ -43,11 +43,15 @@ def export(
     model = AutoModelForCausalLM.from_pretrained(start_model, dtype=torch.bfloat16)
     changed = _largest_change(model.state_dict(), state)
     model.load_state_dict({name: value.to(torch.bfloat16) for name, value in state.items()}, strict=False)
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(start_model).save_pretrained(partial)
-    gap = _probe_gap(AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32), probe)
+    with publish(target) as partial:
+        model.save_pretrained(partial)
+        AutoTokenizer.from_pretrained(start_model).save_pretrained(partial)
+        gap = _probe_gap(AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32), probe)
+        _judge(actor, changed, gap)
+    return {"largest_weight_change": changed, "probe_gap": gap}
+
+
+def _judge(actor: Path, changed: float, gap: float) -> None:
     if not changed > 0.0:
         raise UserError(
             f"The exported weights of {actor} equal the start model's: nothing was trained; see the step lines."
@@ -57,9 +61,6 @@ def export(
             f"The exported model differs from the trained policy by {gap:.3f} nats per token on the probe text "
             f"(limit {_TOLERANCE}); the checkpoint {actor} is kept, do not use the export."
         )
-    shutil.rmtree(target, ignore_errors=True)
-    partial.replace(target)
-    return {"largest_weight_change": changed, "probe_gap": gap}
 
 
 def load_shards(actor: Path) -> dict[str, torch.Tensor]:

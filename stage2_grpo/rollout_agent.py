@@ -23,12 +23,13 @@ import httpx
 
 from shared.agent import run_episode
 from shared.chat import ChatClient
-from shared.config import Config, config_from_dict, to_dict
+from shared.config import config_from_dict, to_dict
 from shared.database import Database
 from shared.errors import UserError
 from shared.records import Episode, Question, StopReason
 from shared.reward import Reward, judge
 from shared.runs import write_json
+from shared.settings import Config
 from shared.tokens import Tokenizer
 from shared.tools import Toolbox
 

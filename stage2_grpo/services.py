@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared.config import Config
 from shared.services import OwnedProcess, free_port, random_key
+from shared.settings import Config
 from stage2_grpo import cpu_backend
 from stage2_grpo.rollout_agent import AgentSettings
 
@@ -103,14 +103,11 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ADDRESS": "",  # never join a Ray that is not ours
+        "VLLM_HOST_IP": "127.0.0.1",
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes a single node of Ray take the loopback address
     }
-    if config.grpo.nodes == 1:
-        environment |= {
-            "VLLM_HOST_IP": "127.0.0.1",
-            "MASTER_ADDR": "127.0.0.1",
-            "GLOO_SOCKET_IFNAME": "lo",
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes a single node of Ray take the loopback address
-        }
     return environment | (_cpu_environment(config) if config.profile == "cpu" else {})
 
 

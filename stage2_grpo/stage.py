@@ -17,15 +17,16 @@ from typing import Any
 from tqdm import tqdm
 
 from shared import runs
-from shared.config import Config, to_dict
+from shared.config import to_dict
 from shared.errors import UserError
 from shared.metrics import MetricsLog
 from shared.model_folder import check_model_folder
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import read_questions, write_jsonl
 from shared.reward import self_test
-from shared.runs import RunDirectory
+from shared.runs import RunDirectory, question_file
 from shared.services import OwnedProcess
+from shared.settings import Config
 from stage2_grpo.export import PROBE_FILE, export, newest_checkpoint
 from stage2_grpo.progress import JsonlTail, step_line, step_metrics
 from stage2_grpo.services import gateway_and_controller, trainer
@@ -41,7 +42,7 @@ def run(config: Config, run: RunDirectory) -> Path:
     """Train and export; returns the checkpoint folder. A finished stage is skipped, an interrupted one resumes."""
     model = starting_model(config, run)
     print(f"grpo: starts from {model}", flush=True)
-    train, validation = question_files(run)
+    train, validation = (question_file(run, split) for split in ("train", "val"))
     mark = stage_fingerprint(config, model, train, validation)
     if manifest := runs.finished(run.grpo, mark):
         print(f"grpo: finished before, {manifest['outputs']['model']}")
@@ -63,9 +64,11 @@ def run(config: Config, run: RunDirectory) -> Path:
 
 def starting_model(config: Config, run: RunDirectory) -> Path:
     """The checkpoint to start from; raises UserError when there is none or it is an unmerged adapter."""
-    named = os.environ.get("SFT_MODEL_PATH") or config.grpo.model
-    source = "SFT_MODEL_PATH" if os.environ.get("SFT_MODEL_PATH") else "grpo.model"
-    if not named:
+    if named := os.environ.get("SFT_MODEL_PATH"):
+        source = "SFT_MODEL_PATH"
+    elif named := config.grpo.model:
+        source = "grpo.model"
+    else:
         named, source = newest_stage1(run), "the newest finished stage 1"
     folder = Path(named).expanduser().resolve()
     check_model_folder(folder, source)
@@ -79,15 +82,6 @@ def newest_stage1(run: RunDirectory) -> str:
         if manifest := runs.read_manifest(folder):
             return str(manifest["outputs"]["model"])
     raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
-
-
-def question_files(run: RunDirectory) -> tuple[Path, Path]:
-    """Training and validation questions of this run."""
-    files = run.data / "train.jsonl", run.data / "val.jsonl"
-    for file in files:
-        if not file.exists():
-            raise UserError(f"Questions {file} are missing: run `python -m data` with the same --run-name first.")
-    return files
 
 
 def stage_fingerprint(config: Config, model: Path, train: Path, validation: Path) -> str:

@@ -71,12 +71,15 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
     sys.modules[trainer_class.__module__].RolloutAdapter = RewardedOnlyAdapter  # type: ignore[attr-defined]
 
     class GuardedTrainer(trainer_class):
+        @functools.cached_property
+        def _weight_guard(self) -> WeightGuard:
+            return WeightGuard(self)
+
         def _train_step(self, timing_raw: dict[str, float], curr_step_profile: bool) -> Any:
-            guard = self.__dict__.setdefault("_weight_guard", WeightGuard(self))
-            guard.before_step()
+            self._weight_guard.before_step()
             result = super()._train_step(timing_raw, curr_step_profile)
             if result is not None:
-                result[0].update(guard.after_step())
+                result[0].update(self._weight_guard.after_step())
             return result
 
     return GuardedTrainer

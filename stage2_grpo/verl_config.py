@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.config import Config
 from shared.errors import UserError
+from shared.settings import Config
 from stage2_grpo.export import PROBE_FILE
 from stage2_grpo.worker_setup import HOOK
 

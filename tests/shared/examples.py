@@ -9,8 +9,8 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from shared.config import SandboxConfig
 from shared.database import Database
+from shared.settings import SandboxConfig
 from shared.tokens import Tokenizer
 
 LIMITS = SandboxConfig(timeout_seconds=0.5, max_rows=20, max_compare_rows=1000, max_result_bytes=100_000)

@@ -15,9 +15,9 @@ import pytest
 import shared.chat
 from shared.agent import run_episode
 from shared.chat import ChatClient
-from shared.config import AgentConfig
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, Question, StopReason, ToolCall
+from shared.settings import AgentConfig
 from shared.tokens import Tokenizer
 from shared.tool_calls import Parsed, parse, render_turn
 from shared.tools import Toolbox

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.compare import execution_match, gold_is_ordered
-from shared.config import SandboxConfig
 from shared.database import Database, QueryResult, SqlError
+from shared.settings import SandboxConfig
 from tests.shared.examples import REAL_DATA
 
 

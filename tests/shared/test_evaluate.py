@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 import shared.chat
-from shared.config import Config, load_config
+from shared.config import load_config
 from shared.errors import UserError
 from shared.evaluate import chosen_questions, evaluate, read_episodes, read_summary, summary_line
 from shared.metrics import Summary
 from shared.records import Question, StopReason, ToolCall, episode_from_json, to_json, write_jsonl
 from shared.runs import RunDirectory
+from shared.settings import Config
 from tests.scripted_server import Reply, ScriptedModel, answer, scripted_server
 from tests.shared.examples import insurance_file, tiny_tokenizer
 

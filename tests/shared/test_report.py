@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, load_config
+from shared.config import load_config
 from shared.errors import UserError
 from shared.metrics import summarise
 from shared.records import Episode, Question, StopReason, ToolCall, Turn, write_jsonl
@@ -17,6 +17,7 @@ from shared.report import collect, markdown, table_rows, update_readme, verdict,
 from shared.report_page import interval_chart, line_chart, readable
 from shared.reward import Reward
 from shared.runs import RunDirectory, finish_stage, write_json
+from shared.settings import Config
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 SQL = "SELECT count(*) FROM claims WHERE note < '<b>'"

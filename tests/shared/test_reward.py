@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import GrpoConfig, load_config
+from shared.config import load_config
 from shared.database import Database
 from shared.errors import UserError
 from shared.records import Episode, Question, StopReason, ToolCall, Turn
 from shared.reward import GoldCache, Reward, judge, self_test
+from shared.settings import GrpoConfig
 from tests.shared.examples import LIMITS, REAL_DATA, insurance, insurance_file
 
 GRPO: GrpoConfig = load_config(Path(__file__).resolve().parents[2] / "pipeline.yaml", "cpu").grpo

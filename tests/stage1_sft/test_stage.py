@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config
 from shared.errors import UserError
 from shared.records import write_jsonl
 from shared.runs import RunDirectory, read_manifest
+from shared.settings import Config
 from stage1_sft import stage
 from tests.stage1_sft.examples import ROOT, questions, settings
 from tests.tiny_model import save_tiny_model

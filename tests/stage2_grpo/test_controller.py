@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,6 @@ from stage2_grpo.rollout_agent import RolloutTask
 from tests.stage2_grpo.gateway import Gateway, running_gateway, until
 
 pytestmark = pytest.mark.slow  # importing the gateway takes seconds
-
-
-@pytest.fixture(scope="module")
-def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), free_port(), random_key()) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def gateway(shared_gateway: Gateway) -> Gateway:
-    shared_gateway.clear()
-    return shared_gateway
 
 
 @contextlib.asynccontextmanager

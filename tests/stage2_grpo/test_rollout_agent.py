@@ -19,13 +19,13 @@ import pytest
 from shared.config import load_config
 from shared.errors import UserError
 from shared.records import Question, ToolCall
-from shared.services import OwnedProcess, free_port, random_key
+from shared.services import OwnedProcess
 from shared.tokens import Tokenizer
 from shared.tool_calls import render_turn
 from stage2_grpo.rollout_agent import AgentSettings, SqlAgent, question_of
 from tests.scripted_server import Reply, ScriptedModel, scripted_server
 from tests.shared.examples import insurance_file, tokenizer_folder
-from tests.stage2_grpo.gateway import Gateway, running_gateway, until
+from tests.stage2_grpo.gateway import Gateway, until
 
 ROOT = Path(__file__).resolve().parents[2]
 SQL = "SELECT count(*) FROM claims"
@@ -35,18 +35,6 @@ SPEECH = [
     render_turn("", [ToolCall("execute_sql", {"sql": SQL})]),
     "There are 3 claims.",
 ]
-
-
-@pytest.fixture(scope="module")
-def shared_gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    with running_gateway(tmp_path_factory.mktemp("gateway"), free_port(), random_key()) as gateway:
-        yield gateway
-
-
-@pytest.fixture
-def gateway(shared_gateway: Gateway) -> Gateway:
-    shared_gateway.clear()
-    return shared_gateway
 
 
 @pytest.fixture

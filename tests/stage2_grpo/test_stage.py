@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import Config, load_config
+from shared.config import load_config
 from shared.errors import UserError
-from shared.runs import RunDirectory, finish_stage
+from shared.runs import RunDirectory, finish_stage, question_file
+from shared.settings import Config
 from stage2_grpo import stage
 from stage2_grpo.export import newest_checkpoint
 
@@ -76,7 +77,7 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(run: RunDirectory, tmp_p
 
 def test_missing_questions_are_named(run: RunDirectory) -> None:
     with pytest.raises(UserError, match=r"train\.jsonl.*python -m data"):
-        stage.question_files(run)
+        question_file(run, "train")
 
 
 def test_steps_are_whole_batches_of_every_epoch() -> None:
