@@ -183,17 +183,8 @@ def _find_uv(root: Path) -> Path:
         return Path(on_path)
     if uv_version(own) < _OLDEST_UV:
         print(f"installing uv {UV_VERSION} into {root / '.tools'}", flush=True)
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--quiet",
-            "--disable-pip-version-check",
-            "--root-user-action=ignore",
-            "install",
-            "--upgrade",
-        ]
-        _run([*pip, "--target", root / ".tools", f"uv=={UV_VERSION}"],
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--upgrade"]
+        _run([*pip, "--root-user-action=ignore", "--target", root / ".tools", f"uv=={UV_VERSION}"],
              fix="uv could not be installed with pip; check that `python -m pip` works and the network is there.")  # fmt: skip
     return own
 
