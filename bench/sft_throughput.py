@@ -20,6 +20,7 @@ import torch
 from peft import get_peft_model
 
 from shared.config import load_config
+from shared.runs import MODEL_CACHE
 from stage1_sft.base_model import BUILT_IN, resolve
 from stage1_sft.dataset import IGNORED
 from stage1_sft.train import adapter_loss, load_base, lora_config
@@ -39,7 +40,7 @@ def main() -> None:
     parser.add_argument("--only", choices=["plain", "stage"], help="measure only one of the two")
     args = parser.parse_args()
     config = load_config(ROOT / "pipeline.yaml", "cpu")
-    base = resolve(args.model, ROOT / "runs" / "models")
+    base = resolve(args.model, ROOT / "runs" / MODEL_CACHE)
     ids, labels, tokens = batch(args.batch)
     for name, attention in [("plain", "sdpa"), ("stage", None)]:
         if args.only in (None, name):

@@ -22,6 +22,7 @@ from shared.records import Question
 from shared.settings import SandboxConfig
 
 FILES = ("train_spider.json", "dev.json")
+_LONGEST_NAME = 248  # bytes: a file name may have 255, and ".sqlite" is added
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def _rows(folder: Path) -> Iterator[tuple[str, int, Any]]:
     for name in found:
         try:
             document = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             raise UserError(f"{folder / name} cannot be read as JSON ({error}); restore the file.") from error
         if not isinstance(document, list):
             raise UserError(f"{folder / name} must hold a JSON list of questions; restore the file.")
@@ -102,6 +103,10 @@ def _text(row: dict[str, Any], key: str) -> str:
     if not isinstance(value, str) or not value.strip():
         what = "gold SQL" if key == "query" else key
         raise _Unusable(f'it has no {what}; add a text under "{key}"')
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise _Unusable(f"its {key} holds half a character (a lone surrogate); write the whole character") from None
     return value.strip()
 
 
@@ -122,8 +127,8 @@ class _Databases:
         return opened
 
     def _open(self, db_id: str) -> Database | str:
-        if Path(db_id).name != db_id:
-            return f"its db_id {db_id!r} is not a plain name; correct it"
+        if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id or len(db_id.encode()) > _LONGEST_NAME:
+            return f"its db_id {db_id[:80]!r} cannot be the name of a folder; correct it"
         path = self.folder / db_id / f"{db_id}.sqlite"
         if not path.is_file():
             return f"its database {path} does not exist; put it there"

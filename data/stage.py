@@ -9,6 +9,7 @@ from typing import Any
 from data.prepare import prepare
 from shared.config import to_dict
 from shared.errors import UserError
+from shared.records import read_questions
 from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished
 from shared.settings import Config
 
@@ -26,10 +27,16 @@ def run(config: Config, run: RunDirectory) -> Path:
         started = time.monotonic()
         begin_stage(run.data, mark)
         counts = prepare(config, run.data)
-        outputs = {split: str(run.data / f"{split}.jsonl") for split in _SPLITS}
+        outputs = {split: str(run.data / f"{split}.jsonl") for split in _SPLITS} | databases(run)
         manifest = finish_stage(run.data, mark, seconds=time.monotonic() - started, outputs=outputs, counts=counts)
     print(table(manifest["counts"]))
     return run.data
+
+
+def databases(run: RunDirectory) -> dict[str, str]:
+    """The database files of all questions, by db_id: a data stage is complete only while they are there."""
+    questions = (question for split in _SPLITS for question in read_questions(run.data / f"{split}.jsonl"))
+    return {f"database {question.db_id}": question.database for question in questions}
 
 
 def plan(config: Config, run: RunDirectory) -> list[str]:

@@ -16,7 +16,7 @@ from types import FrameType
 
 from shared.config import PROFILES, load_config
 from shared.errors import UserError
-from shared.runs import RunDirectory
+from shared.runs import MODEL_CACHE, RunDirectory
 from shared.services import locked
 from shared.settings import Config
 
@@ -57,7 +57,9 @@ def carry_out(
 
 
 def check_name(option: str, name: str) -> None:
-    """Raise UserError unless `name` is fit to be the name of one folder."""
+    """Raise UserError unless `name` is fit to be the name of one folder and not taken by the cache of base models."""
+    if option == "--run-name" and name == MODEL_CACHE:
+        raise UserError(f"{option} {name!r} is the folder of the unpacked base models; choose another name.")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
             f"{option} {name!r} may hold only letters, digits, '.', '_' and '-', must start with one of the first two, and has "

@@ -5,14 +5,13 @@ built from source, except antlr4-python3-runtime, which exists as (pure Python) 
 usable one is on PATH. A stamp in `.venv`, written last, says what it was made from; without it, or for another device, the
 environment is made anew. Linux only.
 
-Runs under any Python from 3.11 and before anything is installed: standard library and `shared.errors` only.
+Runs under any Python from 3.11 and before anything is installed: only the standard library, directly and through
+`shared.errors` and `shared.runs`.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,10 +19,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.errors import UserError
+from shared.runs import alone
 
 UV_VERSION = "0.13.9"
 _OLDEST_UV = (0, 5)
@@ -42,12 +42,15 @@ def default_profile() -> str:
 def enter(root: Path) -> None:
     """Return inside the environment: make it if need be, then start the running script again with its Python.
 
-    The device is the `--profile` of the command line, else the one that is there.
+    The device is the `--profile` of the command line, else the one that is there. A plan (`--dry-run`) is made inside the
+    environment of any device, so that looking at the other profile rebuilds nothing.
     """
     options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     options.add_argument("--profile", default=default_profile())
+    options.add_argument("--dry-run", action="store_true")
     try:
-        python = ensure(root, options.parse_known_args()[0].profile)
+        chosen = options.parse_known_args()[0]
+        python = ensure(root, chosen.profile, any_device=chosen.dry_run)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -65,16 +68,20 @@ def enter(root: Path) -> None:
     os.execv(python, [str(python), *sys.argv])
 
 
-def ensure(root: Path, profile: str) -> Path:
+def ensure(root: Path, profile: str, *, any_device: bool = False) -> Path:
     """The Python of the environment under `root`, made or brought up to date first where necessary.
+
+    With `any_device` a complete environment for another device serves as well.
 
     Raises UserError when there is no Python 3.12 to be had, no room, or an installation step fails.
     """
     if profile not in _ROOM_GIB:
         raise UserError(f"--profile {profile!r} does not exist; choose one of gpu, cpu.")
     venv, wanted = root / ".venv", wanted_stamp(root, profile)
+    if any_device and (other := read_stamp(venv).get("profile")) in _ROOM_GIB:
+        wanted = wanted_stamp(root, str(other))
     if read_stamp(venv) != wanted:
-        with _alone(root):
+        with alone(root / ".tools" / "setup.lock"):
             found = read_stamp(venv)  # another process may have made it while this one waited
             if found.get("requirements") != wanted["requirements"]:
                 _make(root, venv, profile)
@@ -206,15 +213,6 @@ def _check_room(root: Path, profile: str) -> None:
             f"The environment needs about {_ROOM_GIB[profile]} GiB on the disk of {root}, but {free:.1f} GiB are free; "
             "make room and run the same command again."
         )
-
-
-@contextlib.contextmanager
-def _alone(root: Path) -> Iterator[None]:
-    """Only one process at a time sets up; the lock goes with its holder."""
-    (root / ".tools").mkdir(exist_ok=True)
-    with (root / ".tools" / "setup.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _run(argv: Sequence[str | Path], *, fix: str) -> None:

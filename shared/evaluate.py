@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from shared.cli import check_name, common_parser, resolve, run_main
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
-from shared.metrics import Summary, summarise
+from shared.metrics import Summary, percent, summarise
 from shared.model_folder import check_model_folder
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, Question, StopReason, episode_from_json, read_questions, to_json, write_jsonl
@@ -171,11 +172,6 @@ def read_episodes(file: Path) -> dict[str, Episode]:
     return episodes
 
 
-def percent(share: float | None) -> str:
-    """A share for people; a dash where there was nothing to count."""
-    return "–" if share is None else f"{share:.1%}"
-
-
 def summary_line(who: str, summary: dict[str, Any]) -> str:
     """The result of one evaluation in a line."""
     low, high = summary["interval"]
@@ -272,6 +268,10 @@ def main() -> None:
     parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
     args = parser.parse_args()
     config, run = resolve(args)
+    if args.endpoint and not re.fullmatch(
+        r"https?://[\w.-]+(:\d{1,5})?(/\S*)?|https?://\[[0-9a-f:]+\](:\d{1,5})?(/\S*)?", args.endpoint
+    ):
+        raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     who = args.name or (args.model.resolve().name if args.model else "endpoint")

@@ -79,24 +79,30 @@ def summarise(
     return Summary(
         n=len(kept),
         infrastructure_failures=len(episodes) - len(kept),
-        execution_accuracy=_mean(correct),
+        execution_accuracy=mean(correct),
         interval=bootstrap_interval(correct, samples, seed) if correct else None,
-        tool_call_rate=_mean(_calls_readably(episode) for episode in kept if _text_known(episode.turns)),
+        tool_call_rate=mean(_calls_readably(episode) for episode in kept if _text_known(episode.turns)),
         fallback_share=_fallback_share(turns),
-        merged_share=_mean(float(turn.merged) for turn in turns if turn.merged is not None),
-        mean_turns=_mean(float(len(episode.turns)) for episode in kept),
-        mean_completion_tokens=_mean(float(sum(t.completion_tokens for t in episode.turns)) for episode in kept),
-        mean_prompt_tokens=_mean(float(episode.turns[-1].prompt_tokens) for episode in kept if episode.turns),
-        mean_seconds=_mean(episode.seconds for episode in kept),
+        merged_share=mean(float(turn.merged) for turn in turns if turn.merged is not None),
+        mean_turns=mean(float(len(episode.turns)) for episode in kept),
+        mean_completion_tokens=mean(float(sum(t.completion_tokens for t in episode.turns)) for episode in kept),
+        mean_prompt_tokens=mean(float(episode.turns[-1].prompt_tokens) for episode in kept if episode.turns),
+        mean_seconds=mean(episode.seconds for episode in kept),
         accuracy_by_split=_accuracy_by(judged, lambda question: question.split_kind),
         accuracy_by_difficulty=_accuracy_by(judged, lambda question: question.difficulty),
         stops=_count(episode.stop.value for episode in kept),
     )
 
 
-def _mean(values: Iterable[float]) -> float | None:
+def mean(values: Iterable[float]) -> float | None:
+    """Arithmetic mean; None of nothing."""
     listed = list(values)
     return math.fsum(listed) / len(listed) if listed else None
+
+
+def percent(share: float | None) -> str:
+    """A share for people: `12.5%`, or a dash where there was nothing to count."""
+    return "–" if share is None else f"{share:.1%}"
 
 
 def _text_known(turns: Sequence[Turn]) -> bool:

@@ -38,6 +38,16 @@ def publish(target: Path) -> Iterator[Path]:
     partial.rename(target)
 
 
+def local_path(named: str, setting: str = "model") -> Path:
+    """The path that a setting names, `~` expanded; raises UserError for the home of an unknown user."""
+    try:
+        return Path(named).expanduser()
+    except RuntimeError:
+        raise UserError(
+            f"{setting} {named!r} starts in the home of a user who does not exist; correct the path."
+        ) from None
+
+
 def is_adapter(folder: Path) -> bool:
     """True for a folder that holds a PEFT adapter instead of a whole model."""
     return (folder / "adapter_config.json").exists() and not _has_weights(folder)
@@ -66,6 +76,9 @@ def check_model_folder(folder: Path, setting: str = "model") -> None:
 
 def _has_weights(folder: Path) -> bool:
     for index in folder.glob("*.index.json"):
-        shards = set(json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values())
-        return bool(shards) and all((folder / shard).exists() for shard in shards)
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            return bool(shards) and all((folder / shard).exists() for shard in shards)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return False  # a damaged index names no shards
     return any((folder / name).exists() for name in ("model.safetensors", "pytorch_model.bin"))

@@ -1,7 +1,6 @@
 """The typed records that stages exchange: a question, a tool call, a turn, an episode.
 
-Everything here is plain data: no I/O, no third-party import. Records that reach disk go through `to_json` / `from_json`,
-one object per JSONL line.
+Everything here is plain data without third-party imports. On disk a record is one object per line of a JSONL file.
 """
 
 from __future__ import annotations
@@ -115,6 +114,36 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
             count += 1
     partial.replace(path)
     return count
+
+
+@dataclass
+class JsonlTail:
+    """Reads the rows that were appended to a JSONL file since the last call; half a line waits for its end.
+
+    A complete line that is no JSON object, as a killed writer leaves it, is passed over.
+    """
+
+    path: Path
+    _offset: int = field(default=0, init=False)
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self._offset)
+                block = stream.read()
+        except FileNotFoundError:
+            return []
+        complete = block[: block.rfind(b"\n") + 1]
+        self._offset += len(complete)
+        return [row for line in complete.splitlines() if (row := _object(line)) is not None]
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def read_questions(path: Path) -> Iterator[Question]:

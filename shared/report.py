@@ -20,9 +20,9 @@ from rich.table import Table
 
 from shared.cli import common_parser, resolve, run_main
 from shared.errors import UserError
-from shared.evaluate import chosen_questions, percent, read_summary
-from shared.metrics import bootstrap_interval
-from shared.records import Question
+from shared.evaluate import chosen_questions, read_summary
+from shared.metrics import bootstrap_interval, percent
+from shared.records import JsonlTail, Question
 from shared.report_page import page
 from shared.runs import RunDirectory, installed_versions, read_manifest, write_json
 from shared.settings import Config
@@ -153,11 +153,7 @@ def print_table(facts: dict[str, Any]) -> None:
 
 def steps(file: Path) -> list[dict[str, Any]]:
     """Figures of each GRPO step, in order; a step that was repeated after an interruption counts once, as last seen."""
-    rows = {}
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            row = json.loads(line)
-            rows[row["step"]] = row
+    rows = {row["step"]: row for row in JsonlTail(file).new_rows() if "reward" in row}
     return [rows[step] for step in sorted(rows)]
 
 

@@ -1,6 +1,7 @@
 """Run directories and manifests: how stages meet on disk.
 
-    runs/<name>/{data,sft,grpo,evaluations/<who>,report}
+    runs/<name>/{data,sft,grpo,evaluations/<who>,report}     one run
+    runs/models/                                             base models, unpacked and adapted once for all runs
 
 A stage works in its own folder and closes it with `manifest.json`, written last and atomically: its existence means
 "complete". The manifest carries a fingerprint of everything the result depends on (settings, input files, code
@@ -9,12 +10,14 @@ versions). A stage whose fingerprint matches is skipped; one without a manifest,
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from shared.errors import UserError
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
+MODEL_CACHE = "models"
 _VERSIONED = (
     "torch",
     "transformers",
@@ -163,6 +167,15 @@ def write_json(path: Path, value: Any) -> None:
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n", encoding="utf-8")
     partial.replace(path)
+
+
+@contextlib.contextmanager
+def alone(lock: Path) -> Iterator[None]:
+    """Wait until no other process is inside a block for the same lock file; the lock goes with its holder."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("w") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def installed_versions() -> dict[str, str]:

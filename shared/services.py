@@ -57,7 +57,7 @@ def random_key() -> str:
 class OwnedProcess:
     """One command that lives as long as the `with` block.
 
-    `log` receives stdout and stderr (None: they stay this process's). `health` is a URL that answers 200 or a function
+    `log` receives stdout and stderr (None: they stay this process's); that of the start before is kept as `*.before.log`. `health` is a URL that answers 200 or a function
     that returns True; without it the process counts as up at once. `grace` is how many seconds it may take to end after
     SIGTERM. `env` is added to this process's environment.
     """
@@ -128,6 +128,8 @@ class OwnedProcess:
             output: IO[bytes] | None = None
             if self.log is not None:
                 self.log.parent.mkdir(parents=True, exist_ok=True)
+                if self.log.exists():
+                    self.log.replace(self.log.with_stem(f"{self.log.stem}.before"))
                 output = stack.enter_context(self.log.open("wb"))
             self._process = subprocess.Popen(
                 supervisor,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shared.cli import carry_out, common_parser, run_main
 from shared.errors import UserError
+from shared.runs import MODEL_CACHE
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.
@@ -47,7 +48,7 @@ def _merge(arguments: list[str]) -> None:
     base = args.base or adapter_base(args.adapter)
     if not base:
         raise UserError(f"{args.adapter} does not name its base model; give it with --base.")
-    figures = merge(resolve_model(base, args.out.parent / "models"), args.adapter, args.out)
+    figures = merge(resolve_model(base, args.out.parent / MODEL_CACHE), args.adapter, args.out)
     print(f"merged and verified: {figures}\nSFT_MODEL_PATH={args.out.resolve()}")
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError
-from shared.model_folder import TEMPLATE_FILE, check_model_folder, publish, tool_template
+from shared.model_folder import TEMPLATE_FILE, check_model_folder, local_path, publish, tool_template
 from shared.records import ToolCall
-from shared.runs import write_json
+from shared.runs import alone, write_json
 from shared.tool_calls import render_turn
 
 if TYPE_CHECKING:
@@ -39,8 +39,9 @@ def resolve(model: str, cache: Path) -> Path:
     speak the Hermes tool-call form.
     """
     if model == BUILT_IN:
-        return _built_in(cache)
-    folder = Path(model).expanduser()
+        with alone(cache / "lock"):
+            return _built_in(cache)
+    folder = local_path(model)
     if folder.exists():
         folder = folder.resolve()
     elif re.fullmatch(r"[\w.-]+/[\w.-]+", model):
@@ -48,14 +49,17 @@ def resolve(model: str, cache: Path) -> Path:
     else:
         raise UserError(f"model {model!r} is neither a folder, nor a hub id like Org/Name, nor {BUILT_IN!r}.")
     check_model_folder(folder)
-    return folder if _writes_hermes_calls(folder) else _with_our_template(folder, cache)
+    if _writes_hermes_calls(folder):
+        return folder
+    with alone(cache / "lock"):
+        return _with_our_template(folder, cache)
 
 
 def planned_folder(model: str, cache: Path) -> str:
     """Where `resolve` will find or put the model, in words, without touching anything (for dry runs)."""
     if model == BUILT_IN:
         return str(cache / BUILT_IN)
-    folder = Path(model).expanduser()
+    folder = local_path(model)
     return str(folder.resolve()) if folder.exists() else f"{model} (from the model hub)"
 
 

@@ -15,10 +15,20 @@ from typing import Any
 
 from shared.config import to_dict
 from shared.errors import UserError
-from shared.model_folder import check_model_folder, tool_template
+from shared.model_folder import check_model_folder, local_path, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Message, read_questions, write_jsonl
-from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished, question_file, write_json
+from shared.runs import (
+    MODEL_CACHE,
+    RunDirectory,
+    begin_stage,
+    fingerprint,
+    finish_stage,
+    finished,
+    question_file,
+    read_manifest,
+    write_json,
+)
 from shared.settings import Config
 from shared.tokens import Tokenizer
 from stage1_sft.base_model import planned_folder, resolve
@@ -101,7 +111,7 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
 
 def model_cache(config: Config) -> Path:
     """Where unpacked and adapted base models are kept, for all runs."""
-    return Path(config.runs_dir).resolve() / "models"
+    return Path(config.runs_dir).resolve() / MODEL_CACHE
 
 
 def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
@@ -168,12 +178,13 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
         prompt=[SYSTEM_PROMPT, TOOLS, tool_template()],
         train=train,
         val=val,
+        data=(read_manifest(run.data) or {}).get("fingerprint"),  # covers the databases, too
     )
 
 
 def _identity(model: str) -> list[Any]:
     """The name of a model, and for a local folder also the size and time of its files."""
-    folder = Path(model).expanduser()
+    folder = local_path(model)
     if not folder.is_dir():
         return [model]
     stats = {file.name: file.stat() for file in folder.iterdir() if file.is_file()}

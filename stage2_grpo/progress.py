@@ -1,51 +1,32 @@
-"""One readable line per GRPO step, from what the trainer and the controller wrote.
+"""One readable line per GRPO step and validation, from what the trainer and the controller wrote.
 
 The trainer appends its metrics to a JSONL file (one line per step), the controller one line per episode. Steps are
-synchronous: the training episodes that ended since the last step's line belong to the next one.
+synchronous: the episodes that ended since the last step's line belong to the next one.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-@dataclass
-class JsonlTail:
-    """Reads the complete lines that were appended to a file since the last call; half a line waits."""
-
-    path: Path
-    _offset: int = field(default=0, init=False)
-
-    def new_rows(self) -> list[dict[str, Any]]:
-        try:
-            with self.path.open("rb") as stream:
-                stream.seek(self._offset)
-                block = stream.read()
-        except FileNotFoundError:
-            return []
-        complete = block[: block.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        return [json.loads(line) for line in complete.splitlines() if line.strip()]
+from shared.metrics import mean, percent
 
 
-def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The figures of one step: what the trainer measured and what its episodes did.
 
-    Shares are over episodes (accuracy, tool-call rate), executed calls (fallback) and turns after the first (merged).
+    Shares are over episodes (accuracy, tool-call rate), executed calls (fallback) and turns after the first (merged);
+    None where there was nothing to count.
     """
     judged = [episode for episode in episodes if episode["reward"]]
-    values = {
-        "reward": _mean(episode["reward"]["total"] for episode in judged),
-        "execution_accuracy": _mean(float(episode["reward"]["correct"]) for episode in judged),
-        "tool_call_rate": _mean(float(episode["hermes_calls"] > 0) for episode in judged),
+    values: dict[str, float | None] = {
+        "reward": mean(episode["reward"]["total"] for episode in judged),
+        "execution_accuracy": mean(float(episode["reward"]["correct"]) for episode in judged),
+        "tool_call_rate": mean(float(episode["hermes_calls"] > 0) for episode in judged),
         "fallback_share": _share(judged, "fallback_calls", "calls"),
         "merged_share": _share(judged, "merged_turns", "later_turns"),
         "calls": float(sum(episode["calls"] for episode in judged)),
-        "turns": _mean(float(episode["turns"]) for episode in judged),
+        "turns": mean(float(episode["turns"]) for episode in judged),
         "tokens": float(sum(episode["completion_tokens"] for episode in judged)),
         "episodes": float(len(judged)),
         "lost_episodes": float(len(episodes) - len(judged)),
@@ -63,21 +44,36 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
     return values | {name: float(trainer[key]) for name, key in renamed.items() if key in trainer}
 
 
-def step_line(step: int, total: int, values: Mapping[str, float]) -> str:
+def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
     """The step as one line of at most 160 characters."""
+    shares = {"accuracy": "execution_accuracy", "tool calls": "tool_call_rate", "fallback": "fallback_share",
+              "merged": "merged_share"}  # fmt: skip
     return (
-        f"step {step}/{total}  reward {values['reward']:.3f}  accuracy {values['execution_accuracy']:.0%}  "
-        f"tool calls {values['tool_call_rate']:.0%}  fallback {values['fallback_share']:.0%}  "
-        f"merged {values['merged_share']:.0%}  turns {values['turns']:.1f}  tokens {values['tokens']:.0f}  "
-        f"sync gap {values.get('weight_gap', float('nan')):.4f}  {values.get('seconds', float('nan')):.0f} s"
+        f"step {step}/{total}  reward {_figure(values['reward'], '.3f')}  "
+        + "".join(f"{label} {_figure(values[name], '.0%')}  " for label, name in shares.items())
+        + f"turns {_figure(values['turns'], '.1f')}  tokens {values['tokens']:.0f}  "
+        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  {_figure(values.get('seconds'), '.0f')} s"
     )
 
 
-def _mean(values: Iterable[float]) -> float:
-    collected = list(values)
-    return sum(collected) / len(collected) if collected else 0.0
+def skipped_line(step: int, total: int) -> str:
+    """A step that the trainer made without an update, because too few episodes were left for a mini batch."""
+    return f"step {step}/{total}  no update: its rewarded episodes did not fill one mini batch (grpo.mini_batch_size)"
 
 
-def _share(episodes: Sequence[Mapping[str, Any]], part: str, whole: str) -> float:
+def validation_line(step: int, values: Mapping[str, float | None]) -> str:
+    """A validation as one line."""
+    return (
+        f"validation after step {step}  reward {_figure(values['reward'], '.3f')}  accuracy "
+        f"{percent(values['execution_accuracy'])}  tool calls {percent(values['tool_call_rate'])}  "
+        f"turns {_figure(values['turns'], '.1f')}  questions {values['episodes']:.0f}"
+    )
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _share(episodes: Sequence[Mapping[str, Any]], part: str, whole: str) -> float | None:
     total = sum(episode[whole] for episode in episodes)
-    return sum(episode[part] for episode in episodes) / total if total else 0.0
+    return sum(episode[part] for episode in episodes) / total if total else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -73,7 +74,7 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
 def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[Path, Path]) -> Iterator[OwnedProcess]:
     """Start the trainer process on (train, validation) questions; its Ray lives in a private, short temporary path."""
     logs = folder / "logs"
-    ray_folder = Path(tempfile.mkdtemp(prefix="firstcall-", dir="/tmp"))  # Ray's socket paths must stay below 108 bytes
+    ray_folder = _ray_folder(folder / "ray_folder")
     process = OwnedProcess(
         [sys.executable, "-m", "stage2_grpo.train", str(rollouts.settings_file), *map(str, questions)],
         name="the trainer",
@@ -88,6 +89,19 @@ def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[P
         with contextlib.suppress(OSError):
             shutil.copytree(ray_folder / "session_latest" / "logs", logs / "ray", dirs_exist_ok=True)
         shutil.rmtree(ray_folder, ignore_errors=True)
+
+
+def _ray_folder(note: Path) -> Path:
+    """A fresh folder whose path `note` keeps, so that the next start can remove what a killed run left.
+
+    In /tmp, because Ray's socket paths must stay below 108 bytes.
+    """
+    left = note.read_text(encoding="utf-8") if note.exists() else ""
+    if re.fullmatch(r"/tmp/firstcall-\w+", left):
+        shutil.rmtree(left, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix="firstcall-", dir="/tmp"))
+    note.write_text(str(folder), encoding="utf-8")
+    return folder
 
 
 def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str]:

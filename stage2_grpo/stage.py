@@ -6,10 +6,10 @@ model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → reward self-te
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,15 @@ from shared import runs
 from shared.config import to_dict
 from shared.errors import UserError
 from shared.metrics import MetricsLog
-from shared.model_folder import check_model_folder
+from shared.model_folder import check_model_folder, local_path
 from shared.prompts import SYSTEM_PROMPT, TOOLS
-from shared.records import read_questions, write_jsonl
+from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward import self_test
 from shared.runs import RunDirectory, question_file
 from shared.services import OwnedProcess
 from shared.settings import Config
 from stage2_grpo.export import PROBE_FILE, export, newest_checkpoint
-from stage2_grpo.progress import JsonlTail, step_line, step_metrics
+from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
 from stage2_grpo.services import gateway_and_controller, trainer
 
 _POLL_SECONDS = 0.5
@@ -70,7 +70,7 @@ def starting_model(config: Config, run: RunDirectory) -> Path:
         source = "grpo.model"
     else:
         named, source = newest_stage1(run), "the newest finished stage 1"
-    folder = Path(named).expanduser().resolve()
+    folder = local_path(named, source).resolve()
     check_model_folder(folder, source)
     return folder
 
@@ -119,12 +119,13 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
         return
     if done:
         print(f"grpo: continues after step {done[0]} of {total}")
-    forget_steps_after(done[0] if done else 0, folder)
+    first = done[0] if done else 0
+    forget_steps_after(first, folder)
     with (
         gateway_and_controller(config, model, folder) as rollouts,
         trainer(config, folder, rollouts, questions) as process,
     ):
-        for _ in follow(config, folder, process, total):
+        for _ in follow(config, folder, process, first, total):
             rollouts.check()
         status = process.wait()
     reached = newest_checkpoint(folder / "checkpoints")
@@ -132,11 +133,11 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
         raise UserError(failure(folder / "logs" / "trainer.log", reached[0] if reached else 0, total))
 
 
-def follow(config: Config, folder: Path, process: OwnedProcess, total: int) -> Iterator[None]:
-    """Print and log one line per step until the trainer ends; yields twice a second meanwhile."""
+def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total: int) -> Iterator[None]:
+    """Print and log one line per step after step `last` until the trainer ends; yields twice a second meanwhile."""
     trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
     episode_rows.new_rows()  # those of an interrupted run belong to its steps
-    episodes: list[dict[str, Any]] = []
+    episodes: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)  # by split, since the last line
     with (
         MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL talks to wandb itself
         tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
@@ -144,22 +145,33 @@ def follow(config: Config, folder: Path, process: OwnedProcess, total: int) -> I
         alive = True
         while alive:
             alive = process.running  # read first: what was written before the end is still picked up
-            new = [row for row in episode_rows.new_rows() if row["split"] == "train"]
-            episodes += new
-            bar.update(len(new))
+            for episode in episode_rows.new_rows():
+                episodes[episode["split"]].append(episode)
+                bar.update()
             for row in trainer_rows.new_rows():
                 bar.set_description(f"grpo: step {row['step']} of {total}")
+                values: dict[str, float | None] = {}
                 if "training/reward" in row["data"]:  # else a validation before the first step
-                    values = step_metrics(row["data"], episodes)
+                    for skipped in range(last + 1, row["step"]):
+                        bar.write(skipped_line(skipped, total))
+                    last = row["step"]
+                    values = step_metrics(row["data"], episodes.pop("train", []))
                     refuse_silent_model(row["step"], values)
-                    episodes = []
-                    log.log(row["step"], values)
                     bar.write(step_line(row["step"], total, values))
+                if validation := episodes.pop("val", []):
+                    checked = step_metrics({}, validation)
+                    bar.write(validation_line(row["step"], checked))
+                    values |= {
+                        f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")
+                    }
+                log.log(row["step"], values)
             yield
             time.sleep(_POLL_SECONDS)
+        for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
+            bar.write(skipped_line(skipped, total))
 
 
-def refuse_silent_model(step: int, values: Mapping[str, float]) -> None:
+def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:
     """GRPO compares episodes that used tools; a first step without a single call has nothing to learn from."""
     if step == 1 and values["episodes"] and not values["calls"]:
         raise UserError(
@@ -173,8 +185,7 @@ def forget_steps_after(step: int, folder: Path) -> None:
     (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)  # VERL writes it anew
     metrics = folder / "metrics.jsonl"
     if metrics.exists():
-        rows = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
-        write_jsonl(metrics, (row for row in rows if row["step"] <= step))
+        write_jsonl(metrics, [row for row in JsonlTail(metrics).new_rows() if row["step"] <= step])
 
 
 def export_policy(config: Config, folder: Path, model: Path, total: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Two guarantees on top of Agent Lightning's trainer.
+"""Three guarantees on top of Agent Lightning's trainer.
 
 1. The weight guard. After every update the rollout server must sample the policy that was just trained. In some LoRA
    modes of VERL 0.8.0 it silently goes on sampling the start model (measured; see verl_config.py). So around each
@@ -6,6 +6,7 @@
    must have changed with the update, and must equal the trainer's within grpo.sync_tolerance, or the run stops.
 2. An episode without a reward is no training row. The controller gives no reward to infrastructure failures; Agent
    Lightning would train them as reward 0.
+3. The last step is saved even when it made no update.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Probe:
 
 
 def guarded(trainer_class: type, adapter_class: type) -> type:
-    """A subclass of Agent Lightning's trainer with both guarantees."""
+    """A subclass of Agent Lightning's trainer with these guarantees."""
 
     class RewardedOnlyAdapter(adapter_class):
         def get_train_data_batch(self, completed_rollouts: list[Any], **options: Any) -> Any:
@@ -80,6 +81,8 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
             result = super()._train_step(timing_raw, curr_step_profile)
             if result is not None:
                 result[0].update(self._weight_guard.after_step())
+            elif self.global_steps >= self.total_training_steps:
+                self._save_checkpoint()  # the base class saves only steps that had an update
             return result
 
     return GuardedTrainer

@@ -41,7 +41,11 @@ BAD_ROWS: list[tuple[Any, str]] = [
     (GOOD | {"query": "SELECT nam FROM pets"}, r"gold SQL fails \(no such column: nam\); correct the query"),
     (GOOD | {"query": "DROP TABLE pets"}, r"gold SQL fails \(.*read-only"),
     (GOOD | {"db_id": "zoo"}, r"zoo\.sqlite does not exist; put it there"),
-    (GOOD | {"db_id": "../pets"}, r"not a plain name; correct it"),
+    (GOOD | {"db_id": "../pets"}, r"cannot be the name of a folder; correct it"),
+    (GOOD | {"db_id": ".."}, r"cannot be the name of a folder"),
+    (GOOD | {"db_id": "pets" * 70}, r"cannot be the name of a folder"),
+    (GOOD | {"db_id": "pets\0"}, r"cannot be the name of a folder"),
+    (GOOD | {"question": "How many \ud83d?"}, r"question holds half a character .*; write the whole character"),
     ("How many?", r"not a JSON object; write one"),
 ]
 

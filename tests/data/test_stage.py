@@ -52,6 +52,15 @@ def test_a_finished_stage_is_skipped_until_a_setting_changes(
     assert (directory.data / MANIFEST).stat().st_mtime_ns != before
 
 
+def test_a_deleted_database_is_made_again(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    run(settings(SMALL), directory)
+    first = digest(directory.data)
+    (directory.data / "databases" / "insurance.sqlite").unlink()
+    run(settings(SMALL), directory)
+    assert digest(directory.data) == first
+
+
 def test_a_changed_spider_file_prepares_again(spider_folder: SpiderWriter, tmp_path: Path) -> None:
     rows = [{"db_id": "pets", "question": f"Above {i}?", "query": f"SELECT age > {i} FROM pets"} for i in range(50)]
     config = settings(f"data.spider_dir={spider_folder(rows)}", "data.unseen_databases=0")

@@ -86,6 +86,13 @@ def test_changed_packages_remake_the_environment_with_hashes_and_without_builds(
     assert "setting up" in capsys.readouterr().out
 
 
+def test_a_plan_for_another_device_rebuilds_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_uv(project / "fake", monkeypatch)
+    environment.ensure(project, "gpu", any_device=True)
+    assert not calls.exists()
+    assert environment.read_stamp(project / ".venv")["profile"] == "cpu"
+
+
 def test_changed_project_metadata_only_reinstalls_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_uv(project / "fake", monkeypatch)
     (project / "pyproject.toml").write_text("[project]\nname = 'x'\n")

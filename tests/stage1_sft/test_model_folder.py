@@ -46,6 +46,14 @@ def test_a_missing_shard_is_noticed(tmp_path: Path) -> None:
     check_model_folder(folder)
 
 
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": 3}', "{}"])
+def test_a_damaged_index_counts_as_missing_weights(tmp_path: Path, index: str) -> None:
+    folder = _folder(tmp_path / "model", "config.json", "tokenizer.json", "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(UserError, match="no complete weights"):
+        check_model_folder(folder)
+
+
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="neither a folder, nor a hub id"):
         resolve("no_such_folder", tmp_path)

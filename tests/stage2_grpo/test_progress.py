@@ -1,10 +1,8 @@
 """Step lines: what the trainer and the episodes of a step add up to."""
 
-import json
-from pathlib import Path
 from typing import Any
 
-from stage2_grpo.progress import JsonlTail, step_line, step_metrics
+from stage2_grpo.progress import step_line, step_metrics, validation_line
 
 
 def episode(**changes: Any) -> dict[str, Any]:
@@ -42,17 +40,13 @@ def test_a_step_line_names_every_figure() -> None:
     )
 
 
-def test_a_step_without_episodes_has_figures_too() -> None:
-    assert step_metrics({}, [])["reward"] == 0.0
+def test_what_was_not_counted_is_a_dash_not_a_zero() -> None:
+    values = step_metrics({}, [episode(later_turns=0, merged_turns=0, calls=0)])
+    assert (values["fallback_share"], values["merged_share"]) == (None, None)
+    assert "fallback –  merged –  turns 3.0" in step_line(1, 4, values)
+    assert step_line(1, 4, step_metrics({}, [])).startswith("step 1/4  reward –  accuracy –")
 
 
-def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    tail = JsonlTail(file)
-    assert tail.new_rows() == []
-    file.write_text(json.dumps({"a": 1}) + '\n{"a":')
-    assert tail.new_rows() == [{"a": 1}]
-    with file.open("a") as stream:
-        stream.write(" 2}\n")
-    assert tail.new_rows() == [{"a": 2}]
-    assert tail.new_rows() == []
+def test_a_validation_line_says_how_many_questions_it_rests_on() -> None:
+    line = validation_line(16, step_metrics({}, [episode(), episode(reward={"total": 0.0, "correct": False})]))
+    assert line == "validation after step 16  reward 0.500  accuracy 50.0%  tool calls 100.0%  turns 3.0  questions 2"

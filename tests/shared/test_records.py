@@ -1,0 +1,24 @@
+"""Records on disk."""
+
+import json
+from pathlib import Path
+
+from shared.records import JsonlTail
+
+
+def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    tail = JsonlTail(file)
+    assert tail.new_rows() == []
+    file.write_text(json.dumps({"a": 1}) + '\n{"a":')
+    assert tail.new_rows() == [{"a": 1}]
+    with file.open("a") as stream:
+        stream.write(" 2}\n")
+    assert tail.new_rows() == [{"a": 2}]
+    assert tail.new_rows() == []
+
+
+def test_a_line_cut_by_a_kill_is_passed_over(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2, "rew{"step": 2}\n7\n\n{"step": 3}\n')
+    assert JsonlTail(file).new_rows() == [{"step": 1}, {"step": 3}]
