@@ -117,6 +117,7 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
         "RAY_ADDRESS": "",  # never join a Ray that is not ours
+        "RAY_worker_niceness": "0",  # Ray's default of 15 starves trainer and vLLM as soon as anything else runs
         "VLLM_HOST_IP": "127.0.0.1",
         "MASTER_ADDR": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
