@@ -190,6 +190,10 @@ def _check(config: Config) -> None:
         raise UserError(f"Setting grpo.total_steps is {grpo.total_steps}; it must be above 0, or null for all steps.")
     if config.data.test_share + config.data.val_share >= 1:
         raise UserError("data.test_share and data.val_share leave no question to train on; their sum must be below 1.")
+    if grpo.rollouts_per_question < 2:
+        raise UserError(
+            "Setting grpo.rollouts_per_question must be at least 2: GRPO compares episodes of one question."
+        )
     if grpo.mini_batch_size * grpo.rollouts_per_question % grpo.micro_batch_size:
         raise UserError(
             f"Setting grpo.micro_batch_size ({grpo.micro_batch_size}) must divide the rows of a mini batch "
@@ -197,10 +201,6 @@ def _check(config: Config) -> None:
         )
     if grpo.nodes != 1:
         raise UserError(f"Setting grpo.nodes is {grpo.nodes}, but stage 2 runs on one machine; set it to 1.")
-    if grpo.rollouts_per_question < 2:
-        raise UserError(
-            "Setting grpo.rollouts_per_question must be at least 2: GRPO compares episodes of one question."
-        )
     if grpo.mini_batch_size > grpo.train_batch_size:
         raise UserError(
             f"Setting grpo.mini_batch_size ({grpo.mini_batch_size}) exceeds grpo.train_batch_size "

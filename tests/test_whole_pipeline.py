@@ -33,6 +33,7 @@ SETTINGS = {
     "grpo.total_steps": 1,
     "grpo.train_batch_size": 2,
     "grpo.mini_batch_size": 1,
+    "grpo.micro_batch_size": 2,
     "grpo.rollouts_per_question": 2,
     "grpo.entropy_coeff": 0.05,
     "grpo.learning_rate": 1e-3,

@@ -27,6 +27,7 @@ SETTINGS = [
     "grpo.total_steps=2",
     "grpo.train_batch_size=2",
     "grpo.mini_batch_size=1",
+    "grpo.micro_batch_size=2",
     "grpo.rollouts_per_question=2",
     "grpo.save_every=1",
     "grpo.val_questions=2",
