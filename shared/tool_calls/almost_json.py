@@ -1,0 +1,325 @@
+"""A reader for JSON and almost-JSON, for mistakes whose meaning is certain.
+
+Strict JSON comes first and is never read in another way. Beyond it: raw newlines in strings, single, triple and
+unescaped inner quotes, unknown escapes (`\\'` is a quote, any other keeps its backslash), bare keys, comments, trailing
+commas, a missing comma before a key, Python's True / False / None, and missing closing brackets where no text of a string can
+be lost: before a closing tag or fence, or at the end of the text behind a complete inner value.
+
+A quote ends a string only where the structure can go on behind it; a string that is not plain JSON never runs over a
+closing tag or fence, so that a broken call cannot swallow the next one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from shared.tool_calls.source import Reading, Source
+
+_MAX_DEPTH = 64
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse)  # models write raw newlines into SQL strings
+_CLOSERS = {"}": "{", "]": "[", ")": "("}
+
+_JSON_REST = re.compile(r"[\s\w.,:+-]*")  # what strict JSON holds besides strings and brackets
+_IN_STRING = {quote: re.compile(rf"[^{quote}\\<\n]*") for quote in "\"'`"}
+_PLAIN_STRING = re.compile(r'[^"\\]*')
+_KEY = {quote: re.compile(rf"[^{quote}\\\n]*") for quote in "\"'"}
+_WORD = re.compile(r"[\w$]*")
+_NUMBER_OR_WORD = re.compile(r"[\w.+-]*")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
+_TAG_NAME = re.compile(r"/?[\w|-]{0,40}")
+_LIMIT_TAG = re.compile(r"/[\w-]*(?:tool|func|call|invoke|json|response|param)[\w-]*|tool_call", re.IGNORECASE)
+
+
+class Unreadable(ValueError):
+    """No value can be read; `position` is where reading stopped."""
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason)
+        self.position = position
+
+
+def read(source: Source, at: int) -> Reading[tuple[Any, int]]:
+    """The object or array that begins at `at`, and the position behind it. Raises Unreadable."""
+    try:
+        return _DECODER.raw_decode(source.text, at)
+    except (ValueError, RecursionError):
+        pass
+    if not source.final and (yield from _strict_end(source, at)) >= 0:
+        try:
+            return _DECODER.raw_decode(source.text, at)
+        except (ValueError, RecursionError):
+            pass
+    return (yield from Reader(source).value(at))
+
+
+def _strict_end(source: Source, at: int) -> Reading[int]:
+    """Where a strict JSON object or array ends; -1 as soon as it cannot be one. Finds an end for some that are not."""
+    depth = 0
+    while True:
+        char = yield from source.char(at)
+        if char == '"':
+            at = yield from _strict_string_end(source, at + 1)
+            behind = yield from source.spaces(at)
+            if (yield from source.char(behind)) not in (":", ",", "}", "]"):
+                return -1
+        elif char and char in "{[":
+            depth, at = depth + 1, at + 1
+        elif char and char in "}]":
+            depth, at = depth - 1, at + 1
+            if depth == 0:
+                return at
+        else:
+            start, at = at, (yield from source.run(_JSON_REST, at))
+            if at == start:
+                return -1
+
+
+def _strict_string_end(source: Source, at: int) -> Reading[int]:
+    while True:
+        at = yield from source.run(_PLAIN_STRING, at)
+        if (yield from source.char(at)) != "\\":
+            return at + 1
+        yield from source.char(at + 1)
+        at += 2
+
+
+class Reader:
+    """Reads one value; `open` are the brackets around the place where it stands, innermost last."""
+
+    def __init__(self, source: Source, open_brackets: str = "") -> None:
+        self.source = source
+        self.open = list(open_brackets)
+        self.mended = False  # whether a string held quotes that had to be told from its end
+
+    def value(self, at: int) -> Reading[tuple[Any, int]]:
+        char = yield from self.source.char(at)
+        if len(self.open) > _MAX_DEPTH:
+            raise Unreadable("it is nested too deeply", at)
+        if char == "{":
+            return (yield from self._object(at))
+        if char == "[":
+            return (yield from self._array(at))
+        if char and char in "\"'`":
+            return (yield from self.string(at))
+        return (yield from self._literal(at))
+
+    def skip(self, at: int) -> Reading[int]:
+        """Past white space and comments."""
+        while True:
+            at = yield from self.source.spaces(at)
+            char = yield from self.source.char(at)
+            after = (yield from self.source.char(at + 1)) if char == "/" else ""
+            if char == "#" or after == "/":
+                end = yield from self.source.find("\n", at)
+            elif after == "*":
+                end = (yield from self.source.find("*/", at + 2)) + 1
+            else:
+                return at
+            at = end + 1 if end > 0 else len(self.source.text)
+
+    def _object(self, at: int) -> Reading[tuple[dict[str, Any], int]]:
+        members: dict[str, Any] = {}
+        self.open.append("{")
+        at = yield from self.skip(at + 1)
+        while (yield from self.source.char(at)) != "}":
+            key, at = yield from self._key(at)
+            at = yield from self.skip(at)
+            if (yield from self.source.char(at)) != ":":
+                raise Unreadable('a ":" is missing', at)
+            members[key], at = yield from self.value((yield from self.skip(at + 1)))
+            at = yield from self.skip(at)
+            if (yield from self._only_brackets_missing(at, members[key])):
+                self.open.pop()
+                return members, at
+            at = yield from self._separator(at, "}")
+        self.open.pop()
+        return members, at + 1
+
+    def _array(self, at: int) -> Reading[tuple[list[Any], int]]:
+        items: list[Any] = []
+        self.open.append("[")
+        at = yield from self.skip(at + 1)
+        while (yield from self.source.char(at)) != "]":
+            item, at = yield from self.value(at)
+            items.append(item)
+            at = yield from self.skip(at)
+            if (yield from self._only_brackets_missing(at, item)):
+                self.open.pop()
+                return items, at
+            at = yield from self._separator(at, "]")
+        self.open.pop()
+        return items, at + 1
+
+    def _only_brackets_missing(self, at: int, last: Any) -> Reading[bool]:
+        """Whether the text of the value ends here although brackets are open, and no string can have been cut."""
+        char = yield from self.source.char(at)
+        if char == "":
+            return isinstance(last, dict | list) and not self.mended
+        return (char == "<" and (yield from self._limit_tag(at))) or (yield from self._fence_line(at))
+
+    def _separator(self, at: int, closer: str) -> Reading[int]:
+        char = yield from self.source.char(at)
+        if char == ",":
+            return (yield from self.skip(at + 1))
+        if char == closer or (closer == "}" and (yield from self._key_ahead(at, quoted=True))):
+            return at
+        raise Unreadable(f'a "," or "{closer}" is missing', at)
+
+    def _key(self, at: int) -> Reading[tuple[str, int]]:
+        quote = yield from self.source.char(at)
+        if quote not in _KEY:
+            end = yield from self.source.run(_WORD, at)
+            if end == at:
+                raise Unreadable("a string is missing", at)
+            return self.source.text[at:end], end
+        end = yield from self._quoted_key_end(at, quote)
+        if (yield from self.source.char(end)) != quote:
+            raise Unreadable("a string is not closed", end)
+        return _decoded(self.source.text[at + 1 : end], quote), end + 1
+
+    def _quoted_key_end(self, at: int, quote: str) -> Reading[int]:
+        end = at + 1
+        while True:
+            end = yield from self.source.run(_KEY[quote], end)
+            if (yield from self.source.char(end)) != "\\":
+                return end
+            yield from self.source.char(end + 1)
+            end += 2
+
+    def _key_ahead(self, at: int, *, quoted: bool = False) -> Reading[bool]:
+        """Whether a key and its colon stand here."""
+        quote = yield from self.source.char(at)
+        if quote in _KEY:
+            end = (yield from self._quoted_key_end(at, quote)) + 1
+        elif quoted:
+            return False
+        else:
+            end = yield from self.source.run(_WORD, at)
+        colon = yield from self.source.spaces(end)
+        return end > at and (yield from self.source.char(colon)) == ":"
+
+    def string(self, at: int, *, raw: bool = False) -> Reading[tuple[str, int]]:
+        """A string in any kind of quotes; `raw` leaves backslashes as they are."""
+        quote = yield from self.source.char(at)
+        if quote != "`" and (yield from self.source.holds(quote * 3, at)):
+            end = yield from self.source.find(quote * 3, at + 3)
+            if end < 0:
+                next_call = self.source.text.find("<tool_call>", at)
+                raise Unreadable("a string is not closed", next_call if next_call >= 0 else len(self.source.text))
+            body, end = self.source.text[at + 3 : end], end + 3
+        else:
+            end = yield from self._string_end(at, quote)
+            body = self.source.text[at + 1 : end - 1]
+        return (body if raw else _decoded(body, quote)), end
+
+    def _string_end(self, start: int, quote: str) -> Reading[int]:
+        at = start + 1
+        while True:
+            at = yield from self.source.run(_IN_STRING[quote], at)
+            char = yield from self.source.char(at)
+            if char == quote:
+                if (yield from self._closes(at + 1)):
+                    return at + 1
+                self.mended = True
+            elif char == "\\":
+                yield from self.source.char(at + 1)
+                at += 1
+            elif not char or (char == "<" and (yield from self._limit_tag(at))) or (yield from self._fence_line(at)):
+                raise Unreadable("a string is not closed", min(at, len(self.source.text)))
+            at += 1
+
+    def _closes(self, at: int) -> Reading[bool]:
+        """Whether the structure goes on behind a quote, so that the quote ends its string."""
+        depth = len(self.open)
+        start, at = at, (yield from self.skip(at))
+        char = yield from self.source.char(at)
+        while depth and char in _CLOSERS and _CLOSERS[char] == self.open[depth - 1]:
+            depth -= 1
+            start, at = at + 1, (yield from self.source.spaces(at + 1))
+            char = yield from self.source.char(at)
+        if char == "" or (char == "<" and (yield from self._limit_tag(at))) or (yield from self._fence_line(at)):
+            return True
+        if not depth:  # the whole value ends: what follows must not be the rest of a string
+            return char in "`{[,;)}]<" or "\n" in self.source.text[start:at]
+        if char != ",":
+            return (yield from self._goes_on_without_comma(start, at, char, depth))
+        at = yield from self.skip(at + 1)
+        if self.open[depth - 1] == "{":
+            return (yield from self.source.char(at)) == "}" or (yield from self._key_ahead(at))
+        char = yield from self.source.char(at)
+        return char in "\"'`{[]})-tfnTFN" or char.isdigit() or (self.open[depth - 1] == "(" and char.isidentifier())
+
+    def _goes_on_without_comma(self, start: int, at: int, char: str, depth: int) -> Reading[bool]:
+        if self.open[depth - 1] == "{":
+            return (yield from self._key_ahead(at, quoted=True))
+        return self.open[depth - 1] == "(" and at > start and char in "\"'"  # Python joins neighbouring strings
+
+    def _limit_tag(self, at: int) -> Reading[bool]:
+        """Whether a tag stands here that ends a call, or begins the next one."""
+        while not self.source.final and len(self.source.text) <= at + 41:
+            match = _TAG_NAME.match(self.source.text, at + 1)
+            if match and match.end() < len(self.source.text):
+                break
+            yield
+        match = _TAG_NAME.match(self.source.text, at + 1)
+        if not match or not _LIMIT_TAG.fullmatch(match[0]):
+            return False
+        return match[0] != "tool_call" or self.source.text.startswith(">", match.end())
+
+    def _fence_line(self, at: int) -> Reading[bool]:
+        """Whether a line that begins here, or has only white space before this place, is a fence."""
+        if self.source.text.startswith("\n", at):
+            at = yield from self.source.line_spaces(at + 1)
+        elif not (yield from self.source.holds("```", at)):
+            return False
+        return (yield from self.source.holds("```", at))
+
+    def _literal(self, at: int) -> Reading[tuple[Any, int]]:
+        end = yield from self.source.run(_NUMBER_OR_WORD, at)
+        word = self.source.text[at:end]
+        if word in _CONSTANTS:
+            return _CONSTANTS[word], end
+        if "(" in self.open and word in ("r", "R") and (yield from self.source.char(end)) in ("'", '"'):
+            return (yield from self.string(end, raw=True))
+        if not _NUMBER.fullmatch(word):
+            raise Unreadable("a value is missing", at)
+        try:
+            return json.loads(word), end
+        except ValueError as error:  # leading zeros, or thousands of digits
+            raise Unreadable(f"{word[:20]} is not a JSON number", at) from error
+
+
+_ESCAPE = re.compile(r'\\u[0-9a-fA-F]{4}|\\\\"|\\.|"', re.DOTALL)
+_ESCAPE_IN_SINGLE = re.compile(r"\\u[0-9a-fA-F]{4}|\\\\'|\\.|\"", re.DOTALL)
+
+
+def _decoded(body: str, quote: str) -> str:
+    """What the text between two quotes says. Doubly escaped inner quotes are quotes."""
+    escape = _ESCAPE_IN_SINGLE if quote == "'" else _ESCAPE
+    return str(json.loads('"' + escape.sub(_as_json_escape, body.rstrip("\\") + _even(body)) + '"', strict=False))
+
+
+def _even(body: str) -> str:
+    """The backslashes at the end of a body, made a whole number of escapes."""
+    count = len(body) - len(body.rstrip("\\"))
+    return "\\" * (count + count % 2)
+
+
+def _as_json_escape(match: re.Match[str]) -> str:
+    token = match[0]
+    if token in ('"', '\\\\"'):
+        return '\\"'
+    if token in ("\\'", "\\\\'"):
+        return "'"
+    if token == "\\\n":  # a line that goes on, as in Python
+        return ""
+    return token if len(token) > 2 or token[1] in '"\\/bfnrt' else "\\" + token

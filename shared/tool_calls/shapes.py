@@ -1,0 +1,112 @@
+"""What a JSON value means: which tool calls, or why none.
+
+How much is demanded depends on where the value stands. In an explicit `<tool_call>` it is taken as it is, so that the
+agent can answer a wrong name or argument, and written again it gives the model's own text. Everywhere else it must name
+an offered tool and its arguments must fit, so that JSON answers, echoed tool definitions and log records stay text.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from shared.records import ToolCall
+from shared.tool_calls.offered import Offered, is_placeholder
+from shared.tool_calls.render import is_encodable
+
+FORM = '{"name": ..., "arguments": {...}}'
+_NAME = re.compile(r"[^\W\d][\w.:/-]{0,127}")
+_NAME_KEYS = ("name", "tool", "function", "tool_name", "function_name", "action")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params", "tool_input", "action_input", "kwargs")
+_WRAPPER_KEYS = ("function", "function_call", "tool_call")
+_OTHER_KEYS = {"id", "index", "type", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "role", "content"}  # fmt: skip
+_MAX_DEPTH = 64
+
+
+def calls_in(value: Any, offered: Offered, *, explicit: bool) -> tuple[list[ToolCall], str]:
+    """The calls that a JSON value means, or none and what is wrong with it ("" for plain data)."""
+    read = [_call(item, offered, explicit) for item in _items(value)]
+    problem = next((item for item in read if isinstance(item, str)), None)
+    return ([item for item in read if isinstance(item, ToolCall)], "") if problem is None else ([], problem)
+
+
+def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:
+    """A call from a name and what stands for its arguments, or what is wrong with it."""
+    arguments = _arguments(given, name, offered)
+    if arguments is None:
+        return f"The arguments of {name} are not a JSON object; write {FORM}."
+    if not explicit:
+        arguments = offered.typed(name, arguments)
+        problem = offered.misfit(name, arguments)
+        if problem:
+            return problem
+    if name in offered and is_placeholder(arguments, strict=not explicit):
+        return ""
+    if not _is_plain(arguments):
+        return f"The arguments of {name} are nested too deeply or hold a number that is too large."
+    call = ToolCall(name, arguments)
+    return call if is_encodable(call) else f"The arguments of {name} hold half of a unicode surrogate pair."
+
+
+def _items(value: Any) -> list[Any]:
+    """A JSON value as a list of possible calls."""
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    return (value or [None]) if isinstance(value, list) else [value]
+
+
+def _call(value: Any, offered: Offered, explicit: bool) -> ToolCall | str:
+    outer = value if isinstance(value, dict) else {}
+    fields = next((outer[key] for key in _WRAPPER_KEYS if isinstance(outer.get(key), dict)), outer)
+    name_key = next((key for key in _NAME_KEYS if isinstance(fields.get(key), str)), None)
+    if name_key is None or not _NAME.fullmatch(fields[name_key].strip()):
+        return f"The <tool_call> names no tool; write {FORM}." if explicit else ""
+    name = fields[name_key] if explicit else fields[name_key].strip()
+    key = next((key for key in _ARGUMENT_KEYS if key in fields), None)
+    if not explicit and (name not in offered or key is None or fields.keys() - _OTHER_KEYS - {name_key, key}):
+        return ""
+    if _is_definition(fields, key):
+        return f"The <tool_call> repeats the definition of {name}; write {FORM}." if explicit else ""
+    given = _flat_arguments(fields, name_key, offered.parameters(name)) if key is None else fields[key]
+    return call_of(name, given, offered, explicit=explicit)
+
+
+def _is_definition(fields: dict[str, Any], key: str | None) -> bool:
+    given = fields.get(key or "")
+    schema = isinstance(given, dict) and "properties" in given and ("type" in given or "required" in given)
+    return schema or (key == "parameters" and "description" in fields)
+
+
+def _flat_arguments(fields: dict[str, Any], name_key: str, parameters: Any) -> dict[str, Any]:
+    """Arguments written beside the name, if all of them are parameters of the tool."""
+    rest = {key: value for key, value in fields.items() if key != name_key}
+    return rest if rest and rest.keys() <= parameters.keys() else {}
+
+
+def _arguments(given: Any, name: str, offered: Offered) -> dict[str, Any] | None:
+    """Arguments as an object: also from JSON text, encoded once or more, and from the bare value of an only argument."""
+    text = ""
+    while isinstance(given, str) and given.strip():
+        text = given
+        try:
+            given = json.loads(text, strict=False)
+        except (ValueError, RecursionError):
+            break
+    if isinstance(given, dict):
+        return given
+    parameters = offered.parameters(name)
+    if text and len(parameters) == 1 and not text.lstrip().startswith(("{", "[")):
+        return {next(iter(parameters)): text}
+    return {} if given is None or given == "" or given == [] else None
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether a value is not too deep to be written and has no infinite number."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth < _MAX_DEPTH and all(_is_plain(item, depth + 1) for item in inner)
+    return True
