@@ -1,6 +1,6 @@
-"""A reader for JSON and almost-JSON, for mistakes whose meaning is certain.
+"""A reader for almost-JSON, for mistakes whose meaning is certain.
 
-Strict JSON comes first and is never read in another way. Beyond it: raw newlines in strings, single, triple and
+It accepts, beyond JSON: raw newlines in strings, single, triple and
 unescaped inner quotes, unknown escapes (`\\'` is a quote, any other keeps its backslash), bare keys, comments, trailing
 commas, a missing comma before a key, Python's True / False / None, and missing closing brackets where no text of a string can
 be lost: before a closing tag or fence, or at the end of the text behind a complete inner value.
@@ -19,17 +19,9 @@ from shared.tool_calls.source import Reading, Source
 
 _MAX_DEPTH = 64
 
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON value")
-
-
-_DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse)  # models write raw newlines into SQL strings
 _CLOSERS = {"}": "{", "]": "[", ")": "("}
 
-_JSON_REST = re.compile(r"[\s\w.,:+-]*")  # what strict JSON holds besides strings and brackets
 _IN_STRING = {quote: re.compile(rf"[^{quote}\\<\n]*") for quote in "\"'`"}
-_PLAIN_STRING = re.compile(r'[^"\\]*')
 _KEY = {quote: re.compile(rf"[^{quote}\\\n]*") for quote in "\"'"}
 _WORD = re.compile(r"[\w$]*")
 _NUMBER_OR_WORD = re.compile(r"[\w.+-]*")
@@ -45,51 +37,6 @@ class Unreadable(ValueError):
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(reason)
         self.position = position
-
-
-def read(source: Source, at: int) -> Reading[tuple[Any, int]]:
-    """The object or array that begins at `at`, and the position behind it. Raises Unreadable."""
-    try:
-        return _DECODER.raw_decode(source.text, at)
-    except (ValueError, RecursionError):
-        pass
-    if not source.final and (yield from _strict_end(source, at)) >= 0:
-        try:
-            return _DECODER.raw_decode(source.text, at)
-        except (ValueError, RecursionError):
-            pass
-    return (yield from Reader(source).value(at))
-
-
-def _strict_end(source: Source, at: int) -> Reading[int]:
-    """Where a strict JSON object or array ends; -1 as soon as it cannot be one. Finds an end for some that are not."""
-    depth = 0
-    while True:
-        char = yield from source.char(at)
-        if char == '"':
-            at = yield from _strict_string_end(source, at + 1)
-            behind = yield from source.spaces(at)
-            if (yield from source.char(behind)) not in (":", ",", "}", "]"):
-                return -1
-        elif char and char in "{[":
-            depth, at = depth + 1, at + 1
-        elif char and char in "}]":
-            depth, at = depth - 1, at + 1
-            if depth == 0:
-                return at
-        else:
-            start, at = at, (yield from source.run(_JSON_REST, at))
-            if at == start:
-                return -1
-
-
-def _strict_string_end(source: Source, at: int) -> Reading[int]:
-    while True:
-        at = yield from source.run(_PLAIN_STRING, at)
-        if (yield from source.char(at)) != "\\":
-            return at + 1
-        yield from source.char(at + 1)
-        at += 2
 
 
 class Reader:

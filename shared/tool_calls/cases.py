@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.prompts import TOOLS
-from shared.tool_calls.grammar import Parsed, Stream, parse
+from shared.tool_calls.stream import Parsed, Stream, parse
 
 _RANDOM_CUTS = 8
 _KNOWN = {tool["function"]["name"]: tool for tool in TOOLS}

@@ -24,10 +24,8 @@ class Content:
         if not body:
             self._space += piece
             return ""
-        if self._broken:
-            out = ("\n" if self._begun else "") + body.lstrip()
-        else:
-            out = self._space + body
+        line_break = "\n" if self._begun else ""
+        out = line_break + body.lstrip() if self._broken else self._space + body
         self._space = piece[len(body) :]
         self._begun, self._broken, self._blank_start = True, False, ""
         return out

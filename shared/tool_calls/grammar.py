@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from shared.records import ToolCall
@@ -25,17 +24,14 @@ from shared.tool_calls.content import Content
 from shared.tool_calls.items import Item, next_item, python_lines, read_item
 from shared.tool_calls.markup import (
     END_TOKENS,
-    QUOTING_TAGS,
     Opening,
     closing,
-    fence_end,
-    inline_end,
     is_wrapper,
     opening,
-    quoted_document_end,
     tag_name,
 )
 from shared.tool_calls.offered import Offered
+from shared.tool_calls.quotations import TAGS, Quotation, ends_prose, is_announced, is_example, quoted_document_end
 from shared.tool_calls.shapes import FORM
 from shared.tool_calls.source import Reading, Source
 
@@ -45,17 +41,6 @@ _TRIGGER = re.compile(r"[<`{\[\n]")
 _NEWLINE = re.compile("\n")
 _INDENT = re.compile(r"[ \t\ufeff\u200b]*")
 _TICKS = re.compile("`*")
-_EXAMPLE = re.compile(
-    r"\b(?:for example|an? (?:\w+ )?example|examples? (?:of|calls?|usage)|for instance|e\.g\.|"
-    r"(?:the|this|following|expected) (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would|looks?)|looks? like|like this|would (?:look|be|call|write))\b[^\n]*:\W*$",
-    re.IGNORECASE,
-)
-_ANNOUNCED = re.compile(
-    r"^\W{0,4}(?:(?:tool|function)s?(?:[ _]calls?)?|call|action|json)\W{0,4}:\W{0,3}$|"
-    r"\b(?:I'll|I will|I'm going to|let me|let's|calling)\b[^|`\"]*[.:!]\s+$",
-    re.IGNORECASE,
-)
-_PROSE_END = re.compile(r"[.:!?…)]\W{0,3}$")
 
 
 class _Quoted(Exception):
@@ -63,14 +48,6 @@ class _Quoted(Exception):
 
     def __init__(self, end: int) -> None:
         self.end = end
-
-
-@dataclass
-class _Quotation:
-    """A place where calls are only quoted if the quotation ends: `<think>`, a fence, inline code."""
-
-    kind: str  # name of the tag, "fence" or "inline"
-    start: int
 
 
 class Grammar:
@@ -86,7 +63,7 @@ class Grammar:
         self._content = Content()
         self._kept = 0  # where the text begins that is not yet given to the content
         self._block_end = 0  # behind the last block of calls
-        self._quotation: _Quotation | None = None
+        self._quotation: Quotation | None = None
         self._stray: Opening | None = None  # a lone <tool_call> without a call: markup if a call follows, else text
         self._wordy = False  # behind a <tool_call> that holds words and, so far, no call
         self._doubtful: list[str] = []  # what is malformed unless the quotation around it ends
@@ -179,9 +156,8 @@ class Grammar:
 
     def _python_lines(self, at: int) -> Reading[int]:
         """Python calls in running text, where the text before has come to an end."""
-        before = self.source.text[max(self._block_end, at - 200) : at].rstrip()
         item = yield from python_lines(self.source, at, self.offered)
-        if item.calls and (not before or _PROSE_END.search(before)):
+        if item.calls and ends_prose(self.source.text, self._block_end, at):
             return (yield from self._take(Opening(at, at, bare=True), item))
         return item.end
 
@@ -194,8 +170,8 @@ class Grammar:
                 return end + 1
         if self._failures > _MAX_FAILURES or self.source.text[max(0, at - 1) : at] in ('"', "'", "“", "‘"):
             return at + 1
-        if char == ">" and name.lower() in QUOTING_TAGS:
-            self._quotation = self._quotation or _Quotation(name, end)
+        if char == ">" and name.lower() in TAGS:
+            self._quotation = self._quotation or Quotation(name, end)
             return end + 1
         if (char == ">" and is_wrapper(name)) or xml_calls.may_begin(name, char, self.offered):
             return (yield from self._block(Opening(at, at)))
@@ -228,7 +204,7 @@ class Grammar:
                 and (yield from self.source.char(end)) == "{"
             ):
                 return (yield from self._block(Opening(0, end, inline=True, bare=True)))
-            self._quotation = quotation or _Quotation("inline", end)
+            self._quotation = quotation or Quotation("inline", end)
             return end
         char = yield from self.source.char((yield from self.source.line_spaces(end)))
         if quotation and quotation.kind == "fence":
@@ -243,13 +219,7 @@ class Grammar:
 
     def _announced(self, at: int) -> Reading[int]:
         """A `{` within a line: a call if the words before it say so and nothing follows."""
-        before = self.source.text[max(0, at - 200) : at].rpartition("\n")
-        if (
-            not self._quotation
-            and (before[1] or at < 200)
-            and _ANNOUNCED.search(before[2])
-            and not before[2].lstrip().startswith(("-", "*"))
-        ):
+        if not self._quotation and is_announced(self.source.text, at):
             return (yield from self._block(Opening(at, at, bare=True)))
         return at + 1
 
@@ -266,7 +236,7 @@ class Grammar:
 
     def _take(self, found: Opening, item: Item) -> Reading[int]:
         """Commit the calls of an item and of those that follow it; returns the end of the block."""
-        example = self._is_example(found.start)
+        example = is_example(self.source.text, found.start)
         while item.calls:
             end = item.end
             if not example:
@@ -287,13 +257,13 @@ class Grammar:
             if not example:
                 self._kept = self._block_end = end
         if fence_open:
-            self._quotation = self._quotation or _Quotation("fence", end)
+            self._quotation = self._quotation or Quotation("fence", end)
         return end
 
     def _commit(self, found: Opening, item: Item) -> Reading[None]:
         """Make the calls of an item calls of the text, unless a quotation around them ends."""
         if self._quotation:
-            end = yield from self._quotation_end(self._quotation)
+            end = yield from self._quotation.end(self.source)
             if end >= 0:
                 raise _Quoted(end)
             self._quotation = None
@@ -310,15 +280,6 @@ class Grammar:
         if stray and found.explicit:
             self._kept = max(self._kept, stray.body)
 
-    def _quotation_end(self, quotation: _Quotation) -> Reading[int]:
-        if quotation.kind == "fence":
-            return (yield from fence_end(self.source, quotation.start))
-        if quotation.kind == "inline":
-            return (yield from inline_end(self.source, quotation.start))
-        closer = f"</{quotation.kind}>"
-        found = yield from self.source.find(closer, quotation.start)
-        return found + len(closer) if found >= 0 else -1
-
     def _no_call(self, found: Opening, item: Item) -> int:
         self._explain(item)
         self._failures += _FAR_FAILURE if item.far else 1
@@ -327,7 +288,7 @@ class Grammar:
             if self.source.text[max(0, found.start - 1) : found.start] in ("", "\n"):
                 self._stray = self._stray or found
         if found.fence and not self._quotation:
-            self._quotation = _Quotation("fence", found.body)
+            self._quotation = Quotation("fence", found.body)
         return max(item.end, found.body, found.start + 1)
 
     def _explain(self, item: Item) -> None:
@@ -339,74 +300,3 @@ class Grammar:
         if not found.explicit or not self.calls or self.source.text[self._block_end : found.start].strip():
             return False
         return (yield from self.source.char(found.body)) == ""
-
-    def _is_example(self, start: int) -> bool:
-        line = self.source.text[max(0, start - 200) : start].rstrip().rpartition("\n")[2]
-        return _EXAMPLE.search(line) is not None
-
-
-@dataclass(frozen=True)
-class Parsed:
-    """What a model's text holds. `family` is the form of its first call: hermes, tools_tag, fenced, bare, xml, python, react or ""."""
-
-    content: str
-    calls: tuple[ToolCall, ...]
-    malformed: tuple[str, ...]  # one sentence the model can act on for each unreadable call
-    family: str
-
-
-@dataclass(frozen=True)
-class Update:
-    """What has become certain with a piece of a streamed text."""
-
-    content: str
-    calls: tuple[ToolCall, ...]
-
-
-class Stream:
-    """Reads a text that comes in pieces. What its updates add up to is what `parse` says of the whole text.
-
-    stream = Stream(tools)
-    for delta in deltas:
-        update = stream.feed(delta)
-    update = stream.finish()
-    """
-
-    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
-        self._source = Source()
-        self._grammar = Grammar(self._source, tools)
-        self._reading = self._grammar.run()
-        self._given = (0, 0)
-
-    def feed(self, delta: str) -> Update:
-        """Read on; returns the content and the calls that nothing behind can change any more."""
-        self._source.append(delta)
-        return self._update()
-
-    def finish(self) -> Update:
-        """The text has ended; returns the rest."""
-        self._source.final = True
-        return self._update()
-
-    def parsed(self) -> Parsed:
-        """All that is known so far."""
-        found = self._grammar
-        return Parsed("".join(found.pieces), tuple(found.calls), tuple(found.malformed), found.family)
-
-    def _update(self) -> Update:
-        next(self._reading, None)
-        pieces, calls = self._given
-        found = self._grammar
-        self._given = len(found.pieces), len(found.calls)
-        return Update("".join(found.pieces[pieces:]), tuple(found.calls[calls:]))
-
-
-def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
-    """Split a model's text into content and calls; `tools` are the offered ones in OpenAI form. Never raises.
-
-    `TEXT\\n<tool_call>…` has the content `TEXT`: exactly the newline that the chat template puts there is taken off.
-    """
-    stream = Stream(tools)
-    stream._source.append(text)
-    stream.finish()
-    return stream.parsed()

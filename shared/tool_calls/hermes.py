@@ -6,7 +6,7 @@ import json
 import re
 
 from shared.records import ToolCall
-from shared.tool_calls.grammar import Parsed
+from shared.tool_calls.stream import Parsed
 
 _BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 

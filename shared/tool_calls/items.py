@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from shared.records import ToolCall
 from shared.tool_calls import python_calls, xml_calls
-from shared.tool_calls.almost_json import Reader, Unreadable, read
+from shared.tool_calls.almost_json import Reader, Unreadable
+from shared.tool_calls.json_values import read
 from shared.tool_calls.markup import Opening
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.shapes import FORM, call_of, calls_in
@@ -41,8 +42,9 @@ def read_item(source: Source, found: Opening, offered: Offered) -> Reading[Item]
         return (yield from _json(source, found, offered))
     if char == "<":
         call, end = yield from xml_calls.read_call(source, at, offered, explicit=found.explicit)
-        is_call = isinstance(call, ToolCall)
-        return Item((call,), end, family="xml") if is_call else Item((), end, str(call) if found.explicit else "")
+        if isinstance(call, ToolCall):
+            return Item((call,), end, family="xml")
+        return Item((), end, call if found.explicit else "")
     if not char or not (char.isidentifier() or char in "[#"):
         return Item((), at)
     if found.fence and not found.tags:

@@ -10,7 +10,8 @@ import re
 from typing import Any
 
 from shared.records import ToolCall
-from shared.tool_calls.almost_json import Unreadable, read
+from shared.tool_calls.almost_json import Unreadable
+from shared.tool_calls.json_values import read
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.python_calls import read_calls
 from shared.tool_calls.shapes import call_of

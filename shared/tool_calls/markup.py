@@ -10,9 +10,9 @@ import dataclasses
 import re
 from dataclasses import dataclass
 
+from shared.tool_calls.quotations import TAGS
 from shared.tool_calls.source import Reading, Source
 
-QUOTING_TAGS = {"think", "thinking", "thought", "reasoning", "scratchpad", "scratch_pad", "reflection", "tool_response", "example"}  # fmt: skip
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _MARKER, _MARKER_END = "[TOOL_CALLS]", "[/TOOL_CALLS]"
 
@@ -26,7 +26,6 @@ _ATTRIBUTES = re.compile(r"[^\n<>{]*")
 _NAME_ATTRIBUTE = re.compile(r"\b(?:name|arguments)\s*=")
 _TICKS = re.compile("`*")
 _INFO = re.compile(r"[^\n`{\[<]*")
-_DOCUMENTS = {"md", "markdown", "mdx", "rst"}
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ def closing(source: Source, at: int, found: Opening) -> Reading[tuple[int, bool]
 def _closing_tag_end(source: Source, at: int) -> Reading[int]:
     slash = (yield from source.char(at + 1)) == "/"
     name, end = yield from tag_name(source, at + slash)
-    if name in QUOTING_TAGS or not (slash or (len(name) > 2 and name[0] in "|｜" and name[-1] in "|｜")):
+    if name in TAGS or not (slash or (len(name) > 2 and name[0] in "|｜" and name[-1] in "|｜")):
         return -1
     if not slash and is_wrapper(name) and "end" not in name.lower():
         return -1  # a special token that opens the next call
@@ -128,38 +127,3 @@ def _closing_fence_end(source: Source, at: int) -> Reading[int]:
     end = yield from source.run(_TICKS, at)
     char = yield from source.char(end)
     return end if end - at >= 3 and not char.isalnum() else -1
-
-
-def fence_end(source: Source, at: int) -> Reading[int]:
-    """The position behind the next line that begins with a fence, or -1."""
-    while True:
-        ticks = yield from source.find("```", at)
-        if ticks < 0:
-            return -1
-        at = yield from source.run(_TICKS, ticks)
-        line = source.text[max(0, ticks - 80) : ticks].rpartition("\n")
-        if line[1] and not line[2].strip():
-            return at
-
-
-def inline_end(source: Source, at: int) -> Reading[int]:
-    """The position behind the next backtick of the same paragraph, or -1."""
-    tick = yield from source.find("`", at)
-    blank = source.text.find("\n\n", at, tick if tick >= 0 else len(source.text))
-    return -1 if blank >= 0 else tick + 1 if tick >= 0 else -1
-
-
-def quoted_document_end(source: Source, at: int, ticks: int) -> Reading[int]:
-    """The end of a fence that can hold other fences: one of more than three backticks, or of a Markdown text; else -1."""
-    end = yield from source.run(_INFO, at)
-    document = source.text[at:end].strip().lower() in _DOCUMENTS and (yield from source.char(end)) == "\n"
-    if ticks == 3 and not document:
-        return -1
-    depth = 1
-    while depth:
-        start, end = end, (yield from fence_end(source, end))
-        if end < 0:
-            return -1
-        opens = ticks == 3 and (yield from source.char(end)).isalnum()
-        depth += 1 if opens else -source.text.endswith("`" * ticks, start, end)
-    return end

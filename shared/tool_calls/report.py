@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shared.tool_calls.grammar import parse
 from shared.tool_calls.hermes import parse_hermes
+from shared.tool_calls.stream import parse
 
 _NO_CALL, _MALFORMED = "no call", "malformed"
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.records import ToolCall
-from shared.tool_calls.almost_json import Unreadable, read
+from shared.tool_calls.almost_json import Unreadable
+from shared.tool_calls.json_values import read
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.shapes import call_of
 from shared.tool_calls.source import Reading, Source
