@@ -17,6 +17,7 @@ from typing import Any
 
 from shared.tool_calls.source import Reading, Source
 
+UNCLOSED = "a string is not closed"
 _MAX_DEPTH = 64
 
 _CLOSERS = {"}": "{", "]": "[", ")": "("}
@@ -32,11 +33,12 @@ _LIMIT_TAG = re.compile(r"/[\w-]*(?:tool|func|call|invoke|json|response|param)[\
 
 
 class Unreadable(ValueError):
-    """No value can be read; `position` is where reading stopped."""
+    """No value can be read; `position` is where reading stopped, `unclosed` whether it was inside a string."""
 
     def __init__(self, reason: str, position: int) -> None:
         super().__init__(reason)
         self.position = position
+        self.unclosed = reason == UNCLOSED
 
 
 class Reader:
@@ -130,7 +132,7 @@ class Reader:
             return self.source.text[at:end], end
         end = yield from self._quoted_key_end(at, quote)
         if (yield from self.source.char(end)) != quote:
-            raise Unreadable("a string is not closed", end)
+            raise Unreadable(UNCLOSED, end)
         return _decoded(self.source.text[at + 1 : end], quote), end + 1
 
     def _quoted_key_end(self, at: int, quote: str) -> Reading[int]:
@@ -161,7 +163,7 @@ class Reader:
             end = yield from self.source.find(quote * 3, at + 3)
             if end < 0:
                 next_call = self.source.text.find("<tool_call>", at)
-                raise Unreadable("a string is not closed", next_call if next_call >= 0 else len(self.source.text))
+                raise Unreadable(UNCLOSED, next_call if next_call >= 0 else len(self.source.text))
             body, end = self.source.text[at + 3 : end], end + 3
         else:
             end = yield from self._string_end(at, quote)
@@ -181,11 +183,13 @@ class Reader:
                 yield from self.source.char(at + 1)
                 at += 1
             elif not char or (char == "<" and (yield from self._limit_tag(at))) or (yield from self._fence_line(at)):
-                raise Unreadable("a string is not closed", min(at, len(self.source.text)))
+                raise Unreadable(UNCLOSED, min(at, len(self.source.text)))
             at += 1
 
     def _closes(self, at: int) -> Reading[bool]:
-        """Whether the structure goes on behind a quote, so that the quote ends its string."""
+        """Whether the structure goes on behind a quote, so that the quote ends its string. In Python it always does."""
+        if self.open[:1] == ["("]:
+            return True
         depth = len(self.open)
         start, at = at, (yield from self.skip(at))
         char = yield from self.source.char(at)
@@ -195,8 +199,10 @@ class Reader:
             char = yield from self.source.char(at)
         if char == "" or (char == "<" and (yield from self._limit_tag(at))) or (yield from self._fence_line(at)):
             return True
-        if not depth:  # the whole value ends: what follows must not be the rest of a string
-            return char in "`{[,;)}]<" or "\n" in self.source.text[start:at]
+        if not depth:  # the whole value ends, unless what follows directly shows that this is still the string
+            if start != at and char not in "`{[,;)}]<" and "\n" not in self.source.text[start:at]:
+                raise Unreadable("text follows on the same line", at)
+            return start != at or char in "`{[,;)}]<"
         if char != ",":
             return (yield from self._goes_on_without_comma(start, at, char, depth))
         at = yield from self.skip(at + 1)

@@ -14,6 +14,7 @@ a call and are none the rest of the text is content.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from shared.records import ToolCall
 from shared.tool_calls import labelled_calls, python_calls, xml_calls
 from shared.tool_calls.content import Content
 from shared.tool_calls.items import Item, next_item, python_lines, read_item
+from shared.tool_calls.json_values import complete
 from shared.tool_calls.markup import (
     END_TOKENS,
     Opening,
@@ -32,15 +34,23 @@ from shared.tool_calls.markup import (
 )
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.quotations import TAGS, Quotation, ends_prose, is_announced, is_example, quoted_document_end
-from shared.tool_calls.shapes import FORM
+from shared.tool_calls.shapes import FORM, calls_in
 from shared.tool_calls.source import Reading, Source
 
 _MAX_FAILURES = 4000
 _FAR_FAILURE = 20  # what it counts when reading failed far from where it began
+_CANONICAL, _CANONICAL_END = "<tool_call>\n{", "\n</tool_call>"
 _TRIGGER = re.compile(r"[<`{\[\n]")
 _NEWLINE = re.compile("\n")
 _INDENT = re.compile(r"[ \t\ufeff\u200b]*")
 _TICKS = re.compile("`*")
+
+
+@functools.lru_cache(maxsize=64)
+def _line_starts(names: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """How lines begin that may hold a call, and how many characters of a line show it."""
+    starts = tuple(name.lower() for name in (*names, *python_calls.PREFIXES, *labelled_calls.NAME_LABELS))
+    return starts, max(map(len, starts))
 
 
 class _Quoted(Exception):
@@ -56,6 +66,7 @@ class Grammar:
     def __init__(self, source: Source, tools: Sequence[Mapping[str, Any]]) -> None:
         self.source = source
         self.offered = Offered(tools)
+        self._line_starts, self._lookahead = _line_starts(self.offered.names())
         self.pieces: list[str] = []
         self.calls: list[ToolCall] = []
         self.malformed: list[str] = []
@@ -65,13 +76,14 @@ class Grammar:
         self._block_end = 0  # behind the last block of calls
         self._quotation: Quotation | None = None
         self._stray: Opening | None = None  # a lone <tool_call> without a call: markup if a call follows, else text
+        self._tag_open = False  # whether text followed the calls of the last block in place of its closing tag
         self._wordy = False  # behind a <tool_call> that holds words and, so far, no call
         self._doubtful: list[str] = []  # what is malformed unless the quotation around it ends
-        self._failures = 0
+        self._failures = 0 if self.offered.names() else _MAX_FAILURES + 1  # without tools all is text
 
     def run(self) -> Reading[None]:
         """The whole grammar. Ends when the text is final and read."""
-        at = yield from self._line(0)
+        at = 0 if self._failures else (yield from self._line(0))
         while True:
             at = yield from self._flow_to(_TRIGGER, at)
             if at >= len(self.source.text):
@@ -105,6 +117,7 @@ class Grammar:
             at = match.start() if match else len(self.source.text)
             if match or self.source.final:
                 return at
+            match = None  # it would hold a second reference to the text
             self._flow(at)
             yield
 
@@ -133,6 +146,8 @@ class Grammar:
 
     def _line(self, start: int) -> Reading[int]:
         """The start of a line. Indentation belongs to what stands behind it."""
+        if self._is_plain_line(start):
+            return start
         at = yield from self.source.run(_INDENT, start)
         char = yield from self.source.char(at)
         if char and char in "|>":
@@ -154,6 +169,12 @@ class Grammar:
             return max(at, end)
         return at
 
+    def _is_plain_line(self, start: int) -> bool:
+        """Whether the line surely begins with nothing but words; the short way for running text."""
+        head = self.source.text[start : start + self._lookahead].lower()
+        known = len(head) == self._lookahead or self.source.final
+        return known and head[:1].isalnum() and not head.startswith(self._line_starts)
+
     def _python_lines(self, at: int) -> Reading[int]:
         """Python calls in running text, where the text before has come to an end."""
         item = yield from python_lines(self.source, at, self.offered)
@@ -168,6 +189,9 @@ class Grammar:
             token = f"<{name}>"
             if token in END_TOKENS and char == ">" and (yield from self.source.char(end + 1)) == "":
                 return end + 1
+        end_of_block = 0 if self._failures > _MAX_FAILURES else self._canonical_block(at)
+        if end_of_block:
+            return end_of_block
         if self._failures > _MAX_FAILURES or self.source.text[max(0, at - 1) : at] in ('"', "'", "“", "‘"):
             return at + 1
         if char == ">" and name.lower() in TAGS:
@@ -183,6 +207,10 @@ class Grammar:
         name, end = yield from tag_name(self.source, at + 1)
         if self._quotation and name == self._quotation.kind:
             self._end_quotation()
+        if self._tag_open and is_wrapper(name) and (yield from self.source.char(end)) == ">":
+            self._flow(at)
+            self._kept = end = end + 1
+            self._tag_open = False
         if name == "tool_call":
             if self._wordy:
                 self.malformed.append(f"The text inside <tool_call> is not JSON; write {FORM} there.")
@@ -225,6 +253,28 @@ class Grammar:
 
     # Blocks
 
+    def _canonical_block(self, at: int) -> int:
+        """Take a block that is all there and exactly as the chat template writes it; the short way for what models should
+        write. Returns its end, or 0."""
+        text = self.source.text
+        if (
+            self._quotation
+            or self._stray
+            or not text.startswith(_CANONICAL, at)
+            or text[max(0, at - 1) : at] not in ("", "\n")
+        ):
+            return 0
+        value, end = complete(text, at + len(_CANONICAL) - 1)
+        close = end + len(_CANONICAL_END)
+        followed = text.startswith("\n" + _CANONICAL, close) or (self.source.final and close == len(text))
+        if not followed or not text.startswith(_CANONICAL_END, end) or is_example(text, at):
+            return 0
+        calls, _ = calls_in(value, self.offered, explicit=True)
+        if calls:
+            self._accept(Opening(at, at, explicit=True), Item(tuple(calls), end))
+            self._kept = self._block_end = close
+        return close if calls else 0
+
     def _block(self, begun: Opening) -> Reading[int]:
         """Take the calls behind openers; returns where to go on."""
         found = begun if begun.bare else (yield from opening(self.source, begun.body, begun))
@@ -253,7 +303,9 @@ class Grammar:
             end = max(end, item.end)
             fence_open = found.fence
         else:
-            end, fence_open = yield from closing(self.source, end, found)
+            start = end
+            end, fence_open = yield from closing(self.source, start, found)
+            self._tag_open = found.tags and "<" not in self.source.text[start:end]
             if not example:
                 self._kept = self._block_end = end
         if fence_open:
@@ -267,6 +319,9 @@ class Grammar:
             if end >= 0:
                 raise _Quoted(end)
             self._quotation = None
+        self._accept(found, item)
+
+    def _accept(self, found: Opening, item: Item) -> None:
         self._drop_stray(found)
         self._flow(found.start)
         self._give(self._content.break_())

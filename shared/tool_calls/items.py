@@ -101,7 +101,7 @@ def _json(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
         value, end = yield from read(source, at)
     except Unreadable as error:
         end = max(at + 1, error.position)
-        return Item((), end, _complaint(source, at, error, found, offered), far=end - at > _FAR)
+        return Item((), end, _complaint(source, at, error, found, offered), far=end - at > _FAR or error.unclosed)
     calls, problem = calls_in(value, offered, explicit=found.explicit)
     if not found.tags and not (yield from _line_ends(source, end, found)):
         return Item((), end)
@@ -160,6 +160,6 @@ def _named_json(source: Source, found: Opening, offered: Offered) -> Reading[Ite
     try:
         given, end = yield from read(source, at)
     except Unreadable as error:
-        return Item((), max(at + 1, error.position), far=error.position - at > _FAR)
+        return Item((), max(at + 1, error.position), far=error.position - at > _FAR or error.unclosed)
     call = call_of(name, given, offered, explicit=found.explicit)
     return Item((call,), end) if isinstance(call, ToolCall) else Item((), end, call)

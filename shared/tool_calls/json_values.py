@@ -20,18 +20,39 @@ def _refuse(constant: str) -> Any:
 _DECODER = json.JSONDecoder(strict=False, parse_constant=_refuse)  # models write raw newlines into SQL strings
 
 
-def read(source: Source, at: int) -> Reading[tuple[Any, int]]:
-    """The object or array that begins at `at`, and the position behind it. Raises Unreadable."""
+def complete(text: str, at: int) -> tuple[Any, int]:
+    """The strict JSON value that begins at `at` and the position behind it; the position -1 if there is none yet."""
     try:
-        return _DECODER.raw_decode(source.text, at)
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, -1
+
+
+def value_of(text: str) -> Any:
+    """The value of a text that is nothing but JSON or an almost-JSON object; None if it is not."""
+    try:
+        return json.loads(text, strict=False, parse_constant=_refuse)
     except (ValueError, RecursionError):
         pass
-    if not source.final and (yield from _strict_end(source, at)) >= 0:
-        try:
-            return _DECODER.raw_decode(source.text, at)
-        except (ValueError, RecursionError):
-            pass
-    return (yield from Reader(source).value(at))
+    start = len(text) - len(text.lstrip())
+    if not text.startswith("{", start):
+        return None
+    try:
+        next(reading := Reader(Source(text, final=True)).value(start))
+    except StopIteration as done:
+        value, end = done.value
+        return value if not text[end:].strip() else None
+    except ValueError:
+        return None
+    raise AssertionError(f"{reading} waits for text although there is no more")
+
+
+def read(source: Source, at: int) -> Reading[tuple[Any, int]]:
+    """The object or array that begins at `at`, and the position behind it. Raises Unreadable."""
+    value, end = complete(source.text, at)
+    if end < 0 and not source.final and (yield from _strict_end(source, at)) >= 0:
+        value, end = complete(source.text, at)
+    return (value, end) if end >= 0 else (yield from Reader(source).value(at))
 
 
 def _strict_end(source: Source, at: int) -> Reading[int]:

@@ -17,7 +17,7 @@ from shared.tool_calls.python_calls import read_calls
 from shared.tool_calls.shapes import call_of
 from shared.tool_calls.source import Reading, Source
 
-_NAME_LABELS = {"action", "tool", "function", "tool name", "function name", "tool_name", "function_name", "✿function✿"}
+NAME_LABELS = {"action", "tool", "function", "tool name", "function name", "tool_name", "function_name", "✿function✿"}
 _INPUT_LABELS = {"action input", "action_input", "input", "arguments", "args", "parameters", "params", "tool input",
                  "tool_input", "function arguments", "✿args✿"}  # fmt: skip
 _STOP_LABELS = {"observation", "thought", "action", "final answer", "answer", "✿result✿", "✿return✿"}
@@ -30,8 +30,8 @@ _FENCED = re.compile(r"```\w*\s*(.*?)\s*```|`([^`]*)`", re.DOTALL)
 
 def read_call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCall | None, int]]:
     """The call whose labels begin at this line, and the position behind it; None if there is none."""
-    start = yield from _past_label(source, at, _NAME_LABELS)
-    if start < 0:
+    label, start = yield from _label(source, at, NAME_LABELS)
+    if not label:
         return None, at
     start = yield from source.line_spaces(start)
     end = yield from source.run(_REST, start)
@@ -41,13 +41,15 @@ def read_call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCa
     after = yield from source.spaces(end)
     if name not in offered:
         return None, at
-    start = yield from _past_label(source, after, _INPUT_LABELS)
-    if start < 0:
+    input_label, start = yield from _label(source, after, _INPUT_LABELS)
+    if not input_label:
         return None, at
     try:
         given, end = yield from _input(source, (yield from source.spaces(start)))
     except Unreadable as error:
         return None, max(at, error.position)
+    if isinstance(given, str) and label != "action":
+        return None, at  # other labels also describe tools
     call = call_of(name, given, offered, explicit=False)
     return (call, end) if isinstance(call, ToolCall) else (None, at)
 
@@ -58,8 +60,8 @@ def _python_action(source: Source, at: int, offered: Offered) -> Reading[tuple[T
     return (calls[0], end) if calls and (yield from source.char(rest)) in ("", "\n") else (None, at)
 
 
-def _past_label(source: Source, at: int, labels: set[str]) -> Reading[int]:
-    """The position behind a label and its colon, or -1; waits only while a label may stand here."""
+def _label(source: Source, at: int, labels: set[str]) -> Reading[tuple[str, int]]:
+    """The label that stands here and the position behind its colon; "" if there is none. Waits only while one may come."""
     while True:
         match = _LABEL.match(source.text, at)
         end = match.end() if match else at
@@ -68,10 +70,10 @@ def _past_label(source: Source, at: int, labels: set[str]) -> Reading[int]:
             break
         yield
     if label not in labels or (yield from source.char(end)) != ":":
-        return -1
+        return "", at
     while (yield from source.char(end + 1)) == "*":
         end += 1
-    return end + 1
+    return label, end + 1
 
 
 def _input(source: Source, at: int) -> Reading[tuple[Any, int]]:
@@ -102,7 +104,8 @@ def _text_end(source: Source, at: int) -> Reading[int]:
         return end
     while (yield from source.char(end)) == "\n":
         line = yield from source.line_spaces(end + 1)
-        if (yield from source.char(line)) in ("", "\n") or (yield from _past_label(source, line, _STOP_LABELS)) >= 0:
+        stop, _ = yield from _label(source, line, _STOP_LABELS)
+        if stop or (yield from source.char(line)) in ("", "\n"):
             break
         end = yield from source.run(_REST, line)
     return end

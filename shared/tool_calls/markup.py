@@ -108,6 +108,8 @@ def closing(source: Source, at: int, found: Opening) -> Reading[tuple[int, bool]
             end = here + 1
         elif char == "[" and (yield from source.holds(_MARKER_END, here)):
             end = here + len(_MARKER_END)
+        elif char and char in ",;" and here == at and (found.tags or found.fence):
+            end = here + 1
         if end < 0:
             return at, fence
         at = end

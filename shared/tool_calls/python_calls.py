@@ -16,7 +16,8 @@ from shared.tool_calls.shapes import call_of
 from shared.tool_calls.source import Reading, Source
 
 _NAME = re.compile(r"[\w.]*")
-_PREFIX = re.compile(r"(?:functions?|tools?|default_api)\.")
+PREFIXES = ("functions.", "function.", "tools.", "tool.", "default_api.")
+_PREFIX = re.compile("|".join(map(re.escape, PREFIXES)))
 _LABEL = re.compile(r"[A-Za-z_ ]*")
 _CALL_LABEL = re.compile(r"(?:calling )?(?:tool|function)s?(?:[ _]calls?)?|call(?:ing)?", re.IGNORECASE)
 
@@ -72,7 +73,7 @@ def _word(source: Source, at: int) -> str:
 
 
 def _may_be_prefix(word: str) -> bool:
-    return any(prefix.startswith(word) for prefix in ("functions.", "function.", "tools.", "tool.", "default_api."))
+    return any(prefix.startswith(word) for prefix in PREFIXES)
 
 
 def _call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCall | None, int]]:

@@ -26,8 +26,9 @@ _DOCUMENTS = {"md", "markdown", "mdx", "rst"}
 _TICKS = re.compile("`*")
 _INFO = re.compile(r"[^\n`{\[<]*")
 _EXAMPLE = re.compile(
-    r"\b(?:for example|an? (?:\w+ )?example|examples? (?:of|calls?|usage)|for instance|e\.g\.|"
-    r"(?:the|this|following|expected) (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would|looks?)|looks? like|like this|would (?:look|be|call|write))\b[^\n]*:\W*$",
+    r"(?:\b(?:examples?|for instance|e\.g\.|how to|looks? like|like this|would (?:look|be|call|write)|"
+    r"(?:the|this|following|expected) (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would|looks?))\b[^\n]*|"
+    r"^\W*(?:usage|syntax|format|template))\W*:\W*$",
     re.IGNORECASE,
 )
 _ANNOUNCED = re.compile(
@@ -35,7 +36,7 @@ _ANNOUNCED = re.compile(
     r"\b(?:I'll|I will|I'm going to|let me|let's|calling)\b[^|`\"]*[.:!]\s+$",
     re.IGNORECASE,
 )
-_PROSE_END = re.compile(r"[.:!?…)]\W{0,3}$")
+_PROSE_END = re.compile(r"(?:[.:!?…)]\W{0,3}|```)$")
 
 
 @dataclass(frozen=True)

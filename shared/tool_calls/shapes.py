@@ -7,14 +7,13 @@ an offered tool and its arguments must fit, so that JSON answers, echoed tool de
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from typing import Any
 
 from shared.records import ToolCall
+from shared.tool_calls.json_values import value_of
 from shared.tool_calls.offered import Offered, is_placeholder
-from shared.tool_calls.render import is_encodable
 
 FORM = '{"name": ..., "arguments": {...}}'
 _NAME = re.compile(r"[^\W\d][\w.:/-]{0,127}")
@@ -44,10 +43,8 @@ def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolC
             return problem
     if name in offered and is_placeholder(arguments, strict=not explicit):
         return ""
-    if not _is_plain(arguments):
-        return f"The arguments of {name} are nested too deeply or hold a number that is too large."
-    call = ToolCall(name, arguments)
-    return call if is_encodable(call) else f"The arguments of {name} hold half of a unicode surrogate pair."
+    flaw = _flaw(arguments)
+    return f"The arguments of {name} {flaw}." if flaw else ToolCall(name, arguments)
 
 
 def _items(value: Any) -> list[Any]:
@@ -90,23 +87,34 @@ def _arguments(given: Any, name: str, offered: Offered) -> dict[str, Any] | None
     text = ""
     while isinstance(given, str) and given.strip():
         text = given
-        try:
-            given = json.loads(text, strict=False)
-        except (ValueError, RecursionError):
+        given = value_of(text)
+        if given is None:
             break
     if isinstance(given, dict):
         return given
     parameters = offered.parameters(name)
     if text and len(parameters) == 1 and not text.lstrip().startswith(("{", "[")):
         return {next(iter(parameters)): text}
-    return {} if given is None or given == "" or given == [] else None
+    return {} if not text and (given is None or given == "" or given == []) else None
 
 
-def _is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether a value is not too deep to be written and has no infinite number."""
+def _flaw(value: Any, depth: int = 0) -> str:
+    """What keeps a value from being sent as JSON."""
+    if isinstance(value, str):
+        return "" if value.isascii() or _is_unicode(value) else "hold half of a unicode surrogate pair"
     if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, dict | list):
-        inner = value.values() if isinstance(value, dict) else value
-        return depth < _MAX_DEPTH and all(_is_plain(item, depth + 1) for item in inner)
+        return "" if math.isfinite(value) else "hold a number that is too large"
+    if not isinstance(value, dict | list):
+        return ""
+    if depth == _MAX_DEPTH:
+        return "are nested too deeply"
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    return next(filter(None, (_flaw(item, depth + 1) for item in inner)), "")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
     return True

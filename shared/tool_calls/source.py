@@ -41,8 +41,7 @@ class Source:
     def run(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
         """The end of what `pattern` matches; it must be one repeated class of characters, matching also nothing."""
         while True:
-            match = pattern.match(self.text, at)
-            at = match.end() if match else at
+            at = end_of(pattern.match(self.text, at))
             if at < len(self.text) or self.final:
                 return at
             yield
@@ -76,9 +75,14 @@ class Source:
         """The first position where `pattern`, which matches single characters, does; or the end of the text."""
         while True:
             match = pattern.search(self.text, at)
-            if match:
-                return match.start()
-            at = len(self.text)
-            if self.final:
+            at = match.start() if match else len(self.text)
+            if match or self.final:
                 return at
+            match = None  # it would hold a second reference to the text
             yield
+
+
+def end_of(match: re.Match[str] | None) -> int:
+    """The end of a match of a pattern that always matches."""
+    assert match is not None
+    return match.end()

@@ -28,6 +28,7 @@ _WORD = re.compile(r"[\w.-]*")
 _UNQUOTED = re.compile(r"[^\s\"'<>/]*")
 _QUOTED = {quote: re.compile(f"[^{quote}]*") for quote in "\"'"}
 _TEXT = re.compile("<")
+_TEXT_OR_LINE = re.compile("[<\n]")
 
 
 class _NoCall(Exception):
@@ -132,7 +133,7 @@ def _arguments(source: Source, tag: _Tag, name: str, offered: Offered) -> Readin
                 return arguments, at
             if arguments:
                 raise _NoCall(start)
-            return (yield from _value(source, at, tag.name))
+            return (yield from _only_text(source, tag))
         elif (yield from source.char(start + 1)) == "/":
             end = yield from source.run(_WORD, start + 2)
             if source.text[start + 2 : end] not in _ARGUMENT_TAGS:
@@ -152,6 +153,22 @@ def _arguments(source: Source, tag: _Tag, name: str, offered: Offered) -> Readin
             if not key or key in arguments:
                 raise _NoCall(start)
             arguments[key], at = yield from _value(source, at, inner.name)
+
+
+def _only_text(source: Source, tag: _Tag) -> Reading[tuple[str, int]]:
+    """`<name>value</name>` for a tool with a single argument. Such a tag may as well be one that a sentence names: nothing
+    like a tag and no blank line can stand in the value."""
+    end = tag.end
+    while True:
+        end = yield from source.search(_TEXT_OR_LINE, end)
+        after = yield from source.char(end + 1)
+        if source.text.startswith("<", end) and after == "/":
+            closer = f"</{tag.name}>"
+            if (yield from source.holds(closer, end)):
+                return _trimmed(source.text[tag.end : end]), end + len(closer)
+        if after in ("", "/", "\n") or (source.text.startswith("<", end) and after.isalpha()):
+            raise _NoCall(tag.end)
+        end += 1
 
 
 def _value(source: Source, at: int, tag: str) -> Reading[tuple[str, int]]:
