@@ -88,6 +88,10 @@ class Grammar:
             at = yield from self._flow_to(_TRIGGER, at)
             if at >= len(self.source.text):
                 break
+            end = self._canonical_block(at)
+            if end:
+                at = end
+                continue
             try:
                 at = yield from self._at_trigger(at)
             except _Quoted as quoted:
@@ -146,7 +150,7 @@ class Grammar:
 
     def _line(self, start: int) -> Reading[int]:
         """The start of a line. Indentation belongs to what stands behind it."""
-        if self._is_plain_line(start):
+        if self.source.text.startswith("<", start) or self._is_plain_line(start):
             return start
         at = yield from self.source.run(_INDENT, start)
         char = yield from self.source.char(at)
@@ -189,9 +193,6 @@ class Grammar:
             token = f"<{name}>"
             if token in END_TOKENS and char == ">" and (yield from self.source.char(end + 1)) == "":
                 return end + 1
-        end_of_block = 0 if self._failures > _MAX_FAILURES else self._canonical_block(at)
-        if end_of_block:
-            return end_of_block
         if self._failures > _MAX_FAILURES or self.source.text[max(0, at - 1) : at] in ('"', "'", "“", "‘"):
             return at + 1
         if char == ">" and name.lower() in TAGS:
@@ -258,9 +259,10 @@ class Grammar:
         write. Returns its end, or 0."""
         text = self.source.text
         if (
-            self._quotation
+            not text.startswith(_CANONICAL, at)
+            or self._quotation
             or self._stray
-            or not text.startswith(_CANONICAL, at)
+            or self._failures > _MAX_FAILURES
             or text[max(0, at - 1) : at] not in ("", "\n")
         ):
             return 0

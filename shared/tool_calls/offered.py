@@ -13,7 +13,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 }  # fmt: skip
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,300})")
 _BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
-_PLACEHOLDER = re.compile(r"\s*<[^<>]*>\s*|\s*(?:\.\.\.|…)\s*")
+_PLACEHOLDER = re.compile(r"\s*<[^<>]*>\s*")
 _ELLIPSIS = re.compile(r"(?:^|\s)(?:\.\.\.|…)(?:\s|$)")
 
 
@@ -59,10 +59,10 @@ class Offered:
         return ""
 
 
-def is_placeholder(arguments: Mapping[str, Any], *, strict: bool) -> bool:
-    """Whether a text stands for arguments (`<table>`, `...`) in place of being one; `strict` sees them inside, too."""
+def is_placeholder(arguments: Mapping[str, Any]) -> bool:
+    """Whether a text stands for an argument (`<table>`, `SELECT ...`) in place of being one."""
     texts = [value for value in arguments.values() if isinstance(value, str)]
-    return any(_PLACEHOLDER.fullmatch(text) or (strict and _ELLIPSIS.search(text)) for text in texts)
+    return any(_PLACEHOLDER.fullmatch(text) or _ELLIPSIS.search(text) for text in texts)
 
 
 def _types(parameter: Any) -> list[str]:

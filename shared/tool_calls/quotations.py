@@ -28,7 +28,7 @@ _INFO = re.compile(r"[^\n`{\[<]*")
 _EXAMPLE = re.compile(
     r"(?:\b(?:examples?|for instance|e\.g\.|how to|looks? like|like this|would (?:look|be|call|write)|"
     r"(?:the|this|following|expected) (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would|looks?))\b[^\n]*|"
-    r"^\W*(?:usage|syntax|format|template))\W*:\W*$",
+    r"^\W*(?:usage|syntax|format|template))\W*:\W{0,3}$",
     re.IGNORECASE,
 )
 _ANNOUNCED = re.compile(
@@ -59,7 +59,8 @@ class Quotation:
 
 def is_example(text: str, at: int) -> bool:
     """Whether the line before a call says that it is an example."""
-    return _EXAMPLE.search(text[max(0, at - _NEAR) : at].rstrip().rpartition("\n")[2]) is not None
+    line = text[max(0, at - _NEAR) : at].rstrip().rpartition("\n")[2]
+    return ":" in line[-4:] and _EXAMPLE.search(line) is not None
 
 
 def is_announced(text: str, at: int) -> bool:

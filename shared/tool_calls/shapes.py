@@ -26,9 +26,13 @@ _MAX_DEPTH = 64
 
 def calls_in(value: Any, offered: Offered, *, explicit: bool) -> tuple[list[ToolCall], str]:
     """The calls that a JSON value means, or none and what is wrong with it ("" for plain data)."""
-    read = [_call(item, offered, explicit) for item in _items(value)]
-    problem = next((item for item in read if isinstance(item, str)), None)
-    return ([item for item in read if isinstance(item, ToolCall)], "") if problem is None else ([], problem)
+    calls = []
+    for item in _items(value):
+        call = _call(item, offered, explicit)
+        if not isinstance(call, ToolCall):
+            return [], call
+        calls.append(call)
+    return calls, ""
 
 
 def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:
@@ -39,10 +43,8 @@ def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolC
     if not explicit:
         arguments = offered.typed(name, arguments)
         problem = offered.misfit(name, arguments)
-        if problem:
+        if problem or is_placeholder(arguments):
             return problem
-    if name in offered and is_placeholder(arguments, strict=not explicit):
-        return ""
     flaw = _flaw(arguments)
     return f"The arguments of {name} {flaw}." if flaw else ToolCall(name, arguments)
 
@@ -55,8 +57,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _call(value: Any, offered: Offered, explicit: bool) -> ToolCall | str:
-    outer = value if isinstance(value, dict) else {}
-    fields = next((outer[key] for key in _WRAPPER_KEYS if isinstance(outer.get(key), dict)), outer)
+    fields = _fields(value)
     name_key = next((key for key in _NAME_KEYS if isinstance(fields.get(key), str)), None)
     if name_key is None or not _NAME.fullmatch(fields[name_key].strip()):
         return f"The <tool_call> names no tool; write {FORM}." if explicit else ""
@@ -68,6 +69,13 @@ def _call(value: Any, offered: Offered, explicit: bool) -> ToolCall | str:
         return f"The <tool_call> repeats the definition of {name}; write {FORM}." if explicit else ""
     given = _flat_arguments(fields, name_key, offered.parameters(name)) if key is None else fields[key]
     return call_of(name, given, offered, explicit=explicit)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The object that holds the name, which other objects may wrap."""
+    if not isinstance(value, dict) or "name" in value:
+        return value if isinstance(value, dict) else {}
+    return next((value[key] for key in _WRAPPER_KEYS if isinstance(value.get(key), dict)), value)
 
 
 def _is_definition(fields: dict[str, Any], key: str | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from shared.records import ToolCall
 from shared.tool_calls.grammar import Grammar
@@ -21,12 +21,14 @@ class Parsed:
     family: str
 
 
-@dataclass(frozen=True)
-class Update:
+class Update(NamedTuple):
     """What has become certain with a piece of a streamed text."""
 
     content: str
     calls: tuple[ToolCall, ...]
+
+
+_NOTHING = Update("", ())
 
 
 class Stream:
@@ -42,7 +44,7 @@ class Stream:
         self._source = Source()
         self._grammar = Grammar(self._source, tools)
         self._reading = self._grammar.run()
-        self._given = (0, 0)
+        self._pieces = self._calls = 0  # how many of them were given out
 
     def feed(self, delta: str) -> Update:
         """Read on; returns the content and the calls that nothing behind can change any more."""
@@ -61,10 +63,12 @@ class Stream:
 
     def _update(self) -> Update:
         next(self._reading, None)
-        pieces, calls = self._given
-        found = self._grammar
-        self._given = len(found.pieces), len(found.calls)
-        return Update("".join(found.pieces[pieces:]), tuple(found.calls[calls:]))
+        pieces, calls = self._grammar.pieces, self._grammar.calls
+        if len(pieces) == self._pieces and len(calls) == self._calls:
+            return _NOTHING
+        update = Update("".join(pieces[self._pieces :]), tuple(calls[self._calls :]))
+        self._pieces, self._calls = len(pieces), len(calls)
+        return update
 
 
 def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:

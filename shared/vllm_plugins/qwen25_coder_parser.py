@@ -68,9 +68,11 @@ class Qwen25CoderToolParser(ToolParser):
         super().__init__(tokenizer, *tools, **options)
         self._stream: Stream | None = None
         self._read = 0  # characters of the answer given to the stream
+        self._token_limit: int | None = None
+        self._end_ids: set[int] = set()
 
     @functools.cached_property
-    def _end_ids(self) -> set[int]:
+    def _end_of_turn_ids(self) -> set[int]:
         named = {self.vocab[token] for token in _END_OF_TURN if token in self.vocab}
         return named | {self.model_tokenizer.eos_token_id}
 
@@ -101,12 +103,12 @@ class Qwen25CoderToolParser(ToolParser):
     ) -> Any:
         """What can be sent after this delta; None when everything has to wait."""
         if self._stream is None or self._read != len(previous_text):
-            self._stream = Stream(_tools(request))
-            self._stream.feed(previous_text)
-        update = self._stream.feed(current_text[len(previous_text) :])
+            self._stream = self._begin(previous_text, request)
+        update = self._stream.feed(current_text[self._read :])
         self._read = len(current_text)
-        if not self._ended(current_token_ids, delta_token_ids, request):
-            return self._message(update.content, update.calls)
+        full = self._token_limit is not None and len(current_token_ids) >= self._token_limit
+        if not full and self._end_ids.isdisjoint(delta_token_ids):
+            return self._message(*update)
         rest = self._stream.finish()
         return self._message(update.content + rest.content, update.calls + rest.calls)
 
@@ -115,16 +117,21 @@ class Qwen25CoderToolParser(ToolParser):
         rest = self._stream.finish() if self._stream else None
         return self._message(rest.content, rest.calls) if rest else None
 
-    def _ended(self, current_token_ids: Sequence[int], delta_token_ids: Sequence[int], request: Any) -> bool:
+    def _begin(self, read: str, request: Any) -> Stream:
+        """Start on an answer, of which something may have been read before."""
         options = vars(request)  # reading `max_tokens` as an attribute warns that it is deprecated
-        limit = options.get("max_completion_tokens") or options.get("max_tokens")
-        full = limit is not None and len(current_token_ids) >= limit
-        stops = options.get("stop_token_ids") or ()
-        return full or not self._end_ids.isdisjoint(delta_token_ids) or not set(stops).isdisjoint(delta_token_ids)
+        self._token_limit = options.get("max_completion_tokens") or options.get("max_tokens")
+        self._end_ids = self._end_of_turn_ids | set(options.get("stop_token_ids") or ())
+        stream = Stream(_tools(request))
+        stream.feed(read)
+        self._read = len(read)
+        return stream
 
     def _message(self, content: str, calls: Sequence[ToolCall]) -> Any:
+        if not content and not calls:
+            return None
         deltas = [delta for call in calls for delta in self._call_deltas(call)]
-        return DeltaMessage(content=content or None, tool_calls=deltas) if content or deltas else None
+        return DeltaMessage(content=content or None, tool_calls=deltas)
 
     def _call_deltas(self, call: ToolCall) -> list[Any]:
         """A call as two deltas, name first: if the first delta of an answer's last message holds arguments, vLLM

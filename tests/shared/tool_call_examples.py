@@ -120,7 +120,7 @@ NEGATIVES: dict[str, list[str]] = {
         f"A call looks like this:\n\n{COLUMNS_JSON}",
         'Usage:\n\nget_columns("claims")',
         '{"name": "execute_sql", "arguments": {"sql": "SELECT ... FROM t"}}',
-        '<tool_call>\n{"name": "get_columns", "arguments": {"table": "<table>"}}\n</tool_call>',
+        '<tools>\n{"name": "get_columns", "arguments": {"table": "<table>"}}\n</tools>',
         '<tool_call>\n{"name": "<function-name>", "arguments": {}}\n</tool_call>',
         '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>',
         "<function=get_columns>\n<parameter=table>\n...\n</parameter>\n</function>",
