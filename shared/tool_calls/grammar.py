@@ -14,16 +14,13 @@ a call and are none the rest of the text is content.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls import labelled_calls, python_calls, xml_calls
+from shared.tool_calls.canonical import line_starts
 from shared.tool_calls.content import Content
 from shared.tool_calls.items import Item, next_item, python_lines, read_item
-from shared.tool_calls.json_values import complete
 from shared.tool_calls.markup import (
     END_TOKENS,
     Opening,
@@ -34,23 +31,15 @@ from shared.tool_calls.markup import (
 )
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.quotations import TAGS, Quotation, ends_prose, is_announced, is_example, quoted_document_end
-from shared.tool_calls.shapes import FORM, calls_in
+from shared.tool_calls.shapes import FORM
 from shared.tool_calls.source import Reading, Source
 
 _MAX_FAILURES = 4000
 _FAR_FAILURE = 20  # what it counts when reading failed far from where it began
-_CANONICAL, _CANONICAL_END = "<tool_call>\n{", "\n</tool_call>"
 _TRIGGER = re.compile(r"[<`{\[\n]")
 _NEWLINE = re.compile("\n")
 _INDENT = re.compile(r"[ \t\ufeff\u200b]*")
 _TICKS = re.compile("`*")
-
-
-@functools.lru_cache(maxsize=64)
-def _line_starts(names: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
-    """How lines begin that may hold a call, and how many characters of a line show it."""
-    starts = tuple(name.lower() for name in (*names, *python_calls.PREFIXES, *labelled_calls.NAME_LABELS))
-    return starts, max(map(len, starts))
 
 
 class _Quoted(Exception):
@@ -63,10 +52,10 @@ class _Quoted(Exception):
 class Grammar:
     """Reads one text; what it finds is in `pieces` (of content), `calls`, `malformed` and `family`."""
 
-    def __init__(self, source: Source, tools: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, source: Source, offered: Offered) -> None:
         self.source = source
-        self.offered = Offered(tools)
-        self._line_starts, self._lookahead = _line_starts(self.offered.names())
+        self.offered = offered
+        self._line_starts, self._lookahead = line_starts(self.offered.names())
         self.pieces: list[str] = []
         self.calls: list[ToolCall] = []
         self.malformed: list[str] = []
@@ -88,10 +77,6 @@ class Grammar:
             at = yield from self._flow_to(_TRIGGER, at)
             if at >= len(self.source.text):
                 break
-            end = self._canonical_block(at)
-            if end:
-                at = end
-                continue
             try:
                 at = yield from self._at_trigger(at)
             except _Quoted as quoted:
@@ -254,29 +239,6 @@ class Grammar:
 
     # Blocks
 
-    def _canonical_block(self, at: int) -> int:
-        """Take a block that is all there and exactly as the chat template writes it; the short way for what models should
-        write. Returns its end, or 0."""
-        text = self.source.text
-        if (
-            not text.startswith(_CANONICAL, at)
-            or self._quotation
-            or self._stray
-            or self._failures > _MAX_FAILURES
-            or text[max(0, at - 1) : at] not in ("", "\n")
-        ):
-            return 0
-        value, end = complete(text, at + len(_CANONICAL) - 1)
-        close = end + len(_CANONICAL_END)
-        followed = text.startswith("\n" + _CANONICAL, close) or (self.source.final and close == len(text))
-        if not followed or not text.startswith(_CANONICAL_END, end) or is_example(text, at):
-            return 0
-        calls, _ = calls_in(value, self.offered, explicit=True)
-        if calls:
-            self._accept(Opening(at, at, explicit=True), Item(tuple(calls), end))
-            self._kept = self._block_end = close
-        return close if calls else 0
-
     def _block(self, begun: Opening) -> Reading[int]:
         """Take the calls behind openers; returns where to go on."""
         found = begun if begun.bare else (yield from opening(self.source, begun.body, begun))
@@ -321,9 +283,6 @@ class Grammar:
             if end >= 0:
                 raise _Quoted(end)
             self._quotation = None
-        self._accept(found, item)
-
-    def _accept(self, found: Opening, item: Item) -> None:
         self._drop_stray(found)
         self._flow(found.start)
         self._give(self._content.break_())

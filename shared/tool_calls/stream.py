@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from shared.records import ToolCall
+from shared.tool_calls.canonical import read_turn
 from shared.tool_calls.grammar import Grammar
+from shared.tool_calls.offered import Offered
 from shared.tool_calls.source import Source
 
 
@@ -42,7 +44,7 @@ class Stream:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._source = Source()
-        self._grammar = Grammar(self._source, tools)
+        self._grammar = Grammar(self._source, Offered(tools))
         self._reading = self._grammar.run()
         self._pieces = self._calls = 0  # how many of them were given out
 
@@ -58,8 +60,7 @@ class Stream:
 
     def parsed(self) -> Parsed:
         """All that is known so far."""
-        found = self._grammar
-        return Parsed("".join(found.pieces), tuple(found.calls), tuple(found.malformed), found.family)
+        return _parsed(self._grammar)
 
     def _update(self) -> Update:
         next(self._reading, None)
@@ -76,7 +77,15 @@ def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
 
     `TEXT\\n<tool_call>…` has the content `TEXT`: exactly the newline that the chat template puts there is taken off.
     """
-    stream = Stream(tools)
-    stream._source.append(text)
-    stream.finish()
-    return stream.parsed()
+    offered = Offered(tools)
+    turn = read_turn(text, offered)
+    if turn:
+        return Parsed(*turn, (), "hermes")
+    grammar = Grammar(Source(text, final=True), offered)
+    for _ in grammar.run():
+        raise AssertionError("the grammar waits for text although there is no more")
+    return _parsed(grammar)
+
+
+def _parsed(found: Grammar) -> Parsed:
+    return Parsed("".join(found.pieces), tuple(found.calls), tuple(found.malformed), found.family)

@@ -1,0 +1,56 @@
+"""The short way for turns written exactly as the chat template writes them, which is what models should write.
+
+It reads nothing else, and nothing in another way than the grammar does; it only spares its look at every character.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from shared.records import ToolCall
+from shared.tool_calls import labelled_calls, python_calls
+from shared.tool_calls.json_values import complete
+from shared.tool_calls.offered import Offered
+from shared.tool_calls.shapes import calls_in
+
+_OPEN, _CLOSE = "<tool_call>\n", "\n</tool_call>"
+_WORDS = re.compile(r"(?:(?:[^\W_][^<`{\[\n]*)?\n)*")  # lines that begin with a word and hold no markup
+
+
+def read_turn(text: str, offered: Offered) -> tuple[str, tuple[ToolCall, ...]] | None:
+    """Content and calls of a canonical turn; None for anything else."""
+    start = text.find(_OPEN)
+    words = _WORDS.match(text)
+    if (
+        start < 0
+        or words is None
+        or words.end() != start
+        or not offered.names()
+        or not _is_plain(text[:start], offered)
+    ):
+        return None
+    calls: list[ToolCall] = []
+    at = start
+    while text.startswith(_OPEN, at):
+        value, end = complete(text, at + len(_OPEN))
+        if end < 0 or not isinstance(value, dict) or not text.startswith(_CLOSE, end):
+            return None
+        found, _ = calls_in(value, offered, explicit=True)
+        if not found:
+            return None
+        calls += found
+        at = end + len(_CLOSE) + 1
+    return (text[:start].removesuffix("\n"), tuple(calls)) if at == len(text) + 1 else None
+
+
+def _is_plain(content: str, offered: Offered) -> bool:
+    starts, _ = line_starts(offered.names())
+    return not any(line.startswith(starts) for line in content.lower().split("\n"))
+
+
+@functools.lru_cache(maxsize=64)
+def line_starts(names: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+    """How lines begin that may hold a call, in small letters, and how many characters of a line show it."""
+    starts = tuple(name.lower() for name in (*names, *python_calls.PREFIXES, *labelled_calls.NAME_LABELS))
+    return starts, max(map(len, starts))
