@@ -12,7 +12,8 @@ from shared.records import ToolCall
 from shared.tool_calls import labelled_calls, python_calls
 from shared.tool_calls.json_values import complete
 from shared.tool_calls.offered import Offered
-from shared.tool_calls.shapes import calls_in
+from shared.tool_calls.quotations import is_example
+from shared.tool_calls.shapes import canonical_call
 
 _OPEN, _CLOSE = "<tool_call>\n", "\n</tool_call>"
 _WORDS = re.compile(r"(?:(?:[^\W_][^<`{\[\n]*)?\n)*")  # lines that begin with a word and hold no markup
@@ -22,24 +23,18 @@ def read_turn(text: str, offered: Offered) -> tuple[str, tuple[ToolCall, ...]] |
     """Content and calls of a canonical turn; None for anything else."""
     start = text.find(_OPEN)
     words = _WORDS.match(text)
-    if (
-        start < 0
-        or words is None
-        or words.end() != start
-        or not offered.names()
-        or not _is_plain(text[:start], offered)
-    ):
+    if start < 0 or words is None or words.end() != start or not offered.names():
+        return None
+    if start and (is_example(text, start) or not _is_plain(text[:start], offered)):
         return None
     calls: list[ToolCall] = []
     at = start
     while text.startswith(_OPEN, at):
         value, end = complete(text, at + len(_OPEN))
-        if end < 0 or not isinstance(value, dict) or not text.startswith(_CLOSE, end):
+        call = canonical_call(value) if end >= 0 and text.startswith(_CLOSE, end) else None
+        if call is None:
             return None
-        found, _ = calls_in(value, offered, explicit=True)
-        if not found:
-            return None
-        calls += found
+        calls.append(call)
         at = end + len(_CLOSE) + 1
     return (text[:start].removesuffix("\n"), tuple(calls)) if at == len(text) + 1 else None
 

@@ -19,6 +19,7 @@ FORM = '{"name": ..., "arguments": {...}}'
 _NAME = re.compile(r"[^\W\d][\w.:/-]{0,127}")
 _NAME_KEYS = ("name", "tool", "function", "tool_name", "function_name", "action")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params", "tool_input", "action_input", "kwargs")
+_USUAL_KEYS = {"name", "arguments"}
 _WRAPPER_KEYS = ("function", "function_call", "tool_call")
 _OTHER_KEYS = {"id", "index", "type", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "role", "content"}  # fmt: skip
 _MAX_DEPTH = 64
@@ -33,6 +34,16 @@ def calls_in(value: Any, offered: Offered, *, explicit: bool) -> tuple[list[Tool
             return [], call
         calls.append(call)
     return calls, ""
+
+
+def canonical_call(value: Any) -> ToolCall | None:
+    """What `calls_in` says of an explicit call in the usual form; None for any other."""
+    if not isinstance(value, dict) or value.keys() != _USUAL_KEYS:
+        return None
+    name, arguments = value["name"], value["arguments"]
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not _NAME.fullmatch(name):
+        return None
+    return None if _is_definition(value, "arguments") or _flaw(arguments) else ToolCall(name, arguments)
 
 
 def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:

@@ -35,6 +35,7 @@ _PROTOCOLS = (
     "vllm.entrypoints.openai.engine.protocol",
     "vllm.entrypoints.openai.protocol",
 )
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 
 
@@ -159,7 +160,7 @@ def _schema(tool: Any) -> Mapping[str, Any]:
 
 
 def _arguments(call: ToolCall) -> str:
-    return json.dumps(call.arguments, ensure_ascii=False)
+    return _ENCODER.encode(call.arguments)
 
 
 register()  # for --tool-parser-plugin, which only imports this file
