@@ -1,6 +1,6 @@
-"""The short way for turns written exactly as the chat template writes them, which is what models should write.
+"""The short ways: for turns exactly as the chat template writes them, which is what models should write, and for words.
 
-It reads nothing else, and nothing in another way than the grammar does; it only spares its look at every character.
+They read nothing in another way than the grammar does; they only spare its look at every character.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from shared.tool_calls.json_values import complete
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.quotations import is_example
 from shared.tool_calls.shapes import canonical_call
+from shared.tool_calls.source import Source
 
 _OPEN, _CLOSE = "<tool_call>\n", "\n</tool_call>"
 _WORDS = re.compile(r"(?:(?:[^\W_][^<`{\[\n]*)?\n)*")  # lines that begin with a word and hold no markup
@@ -40,12 +41,19 @@ def read_turn(text: str, offered: Offered) -> tuple[str, tuple[ToolCall, ...]] |
 
 
 def _is_plain(content: str, offered: Offered) -> bool:
-    starts, _ = line_starts(offered.names())
+    starts, _ = _line_starts(offered.names())
     return not any(line.startswith(starts) for line in content.lower().split("\n"))
 
 
+def is_plain_line(source: Source, start: int, offered: Offered) -> bool:
+    """Whether a line surely begins with nothing but words; the short way for running text."""
+    starts, lookahead = _line_starts(offered.names())
+    head = source.text[start : start + lookahead].lower()
+    return (len(head) == lookahead or source.final) and head[:1].isalnum() and not head.startswith(starts)
+
+
 @functools.lru_cache(maxsize=64)
-def line_starts(names: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
+def _line_starts(names: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """How lines begin that may hold a call, in small letters, and how many characters of a line show it."""
     starts = tuple(name.lower() for name in (*names, *python_calls.PREFIXES, *labelled_calls.NAME_LABELS))
     return starts, max(map(len, starts))

@@ -18,19 +18,20 @@ import re
 
 from shared.records import ToolCall
 from shared.tool_calls import labelled_calls, python_calls, xml_calls
-from shared.tool_calls.canonical import line_starts
+from shared.tool_calls.canonical import is_plain_line
 from shared.tool_calls.content import Content
 from shared.tool_calls.items import Item, next_item, python_lines, read_item
-from shared.tool_calls.markup import (
-    END_TOKENS,
-    Opening,
-    closing,
-    is_wrapper,
-    opening,
-    tag_name,
-)
+from shared.tool_calls.markup import END_TOKENS, Opening, closing, is_wrapper, opening, tag_name
 from shared.tool_calls.offered import Offered
-from shared.tool_calls.quotations import TAGS, Quotation, ends_prose, is_announced, is_example, quoted_document_end
+from shared.tool_calls.quotations import (
+    TAGS,
+    Quotation,
+    ends_prose,
+    is_announced,
+    is_example,
+    is_in_quotes,
+    quoted_document_end,
+)
 from shared.tool_calls.shapes import FORM
 from shared.tool_calls.source import Reading, Source
 
@@ -50,17 +51,15 @@ class _Quoted(Exception):
 
 
 class Grammar:
-    """Reads one text; what it finds is in `pieces` (of content), `calls`, `malformed` and `family`."""
+    """Reads one text; what it finds is in `content`, `calls`, `malformed` and `family`."""
 
     def __init__(self, source: Source, offered: Offered) -> None:
         self.source = source
         self.offered = offered
-        self._line_starts, self._lookahead = line_starts(self.offered.names())
-        self.pieces: list[str] = []
+        self.content = Content()
         self.calls: list[ToolCall] = []
         self.malformed: list[str] = []
         self.family = ""
-        self._content = Content()
         self._kept = 0  # where the text begins that is not yet given to the content
         self._block_end = 0  # behind the last block of calls
         self._quotation: Quotation | None = None
@@ -86,17 +85,13 @@ class Grammar:
         self.malformed += self._doubtful
         end_token = next((token for token in END_TOKENS if self.source.text.endswith(token)), "")
         self._flow(len(self.source.text) - len(end_token))
-        self._give(self._content.end())
+        self.content.end()
 
     # Content
 
-    def _give(self, piece: str) -> None:
-        if piece:
-            self.pieces.append(piece)
-
     def _flow(self, to: int) -> None:
         if to > self._kept and not self._stray:
-            self._give(self._content.text(self.source.text[self._kept : to]))
+            self.content.text(self.source.text[self._kept : to])
             self._kept = to
 
     def _flow_to(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
@@ -131,11 +126,14 @@ class Grammar:
             return (yield from self._ticks(at))
         if char == "[":
             return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
-        return (yield from self._announced(at))
+        announced = not self._quotation and is_announced(self.source.text, at)  # a call in the middle of a line
+        return (yield from self._block(Opening(at, at, bare=True))) if announced else at + 1
 
     def _line(self, start: int) -> Reading[int]:
         """The start of a line. Indentation belongs to what stands behind it."""
-        if self.source.text.startswith("<", start) or self._is_plain_line(start):
+        if self._quotation and self._quotation.kind == "inline" and self.source.text.endswith("\n\n", 0, start):
+            self._end_quotation()
+        if self.source.text.startswith("<", start) or is_plain_line(self.source, start, self.offered):
             return start
         at = yield from self.source.run(_INDENT, start)
         char = yield from self.source.char(at)
@@ -158,12 +156,6 @@ class Grammar:
             return max(at, end)
         return at
 
-    def _is_plain_line(self, start: int) -> bool:
-        """Whether the line surely begins with nothing but words; the short way for running text."""
-        head = self.source.text[start : start + self._lookahead].lower()
-        known = len(head) == self._lookahead or self.source.final
-        return known and head[:1].isalnum() and not head.startswith(self._line_starts)
-
     def _python_lines(self, at: int) -> Reading[int]:
         """Python calls in running text, where the text before has come to an end."""
         item = yield from python_lines(self.source, at, self.offered)
@@ -174,11 +166,9 @@ class Grammar:
     def _tag(self, at: int) -> Reading[int]:
         name, end = yield from tag_name(self.source, at)
         char = yield from self.source.char(end)
-        if name.startswith("|"):
-            token = f"<{name}>"
-            if token in END_TOKENS and char == ">" and (yield from self.source.char(end + 1)) == "":
-                return end + 1
-        if self._failures > _MAX_FAILURES or self.source.text[max(0, at - 1) : at] in ('"', "'", "“", "‘"):
+        if f"<{name}>" in END_TOKENS and char == ">" and (yield from self.source.char(end + 1)) == "":
+            return end + 1
+        if self._failures > _MAX_FAILURES or is_in_quotes(self.source.text, at):
             return at + 1
         if char == ">" and name.lower() in TAGS:
             self._quotation = self._quotation or Quotation(name, end)
@@ -211,12 +201,8 @@ class Grammar:
             self._end_quotation()
             return end
         if end - at < 3:
-            if (
-                at < 64
-                and not self.source.text[:at].strip(" \t\n\ufeff\u200b")
-                and end - at == 1
-                and (yield from self.source.char(end)) == "{"
-            ):
+            first = at < 64 and not self.source.text[:at].strip(" \t\n\ufeff\u200b")
+            if first and (yield from self.source.char(end)) == "{":
                 return (yield from self._block(Opening(0, end, inline=True, bare=True)))
             self._quotation = quotation or Quotation("inline", end)
             return end
@@ -230,12 +216,6 @@ class Grammar:
             if document_end >= 0:
                 return document_end
         return (yield from self._block(Opening(at if line_start is None else line_start, at)))
-
-    def _announced(self, at: int) -> Reading[int]:
-        """A `{` within a line: a call if the words before it say so and nothing follows."""
-        if not self._quotation and is_announced(self.source.text, at):
-            return (yield from self._block(Opening(at, at, bare=True)))
-        return at + 1
 
     # Blocks
 
@@ -285,7 +265,7 @@ class Grammar:
             self._quotation = None
         self._drop_stray(found)
         self._flow(found.start)
-        self._give(self._content.break_())
+        self.content.call()
         self._kept = item.end
         self.calls += item.calls
         self.family = self.family or item.family or found.family

@@ -23,6 +23,7 @@ TAGS = {
 }
 _NEAR = 200  # characters before a call that can say what it is
 _DOCUMENTS = {"md", "markdown", "mdx", "rst"}
+_QUOTES = ('"', "'", "“", "‘", "«")
 _TICKS = re.compile("`*")
 _INFO = re.compile(r"[^\n`{\[<]*")
 _EXAMPLE = re.compile(
@@ -61,6 +62,11 @@ def is_example(text: str, at: int) -> bool:
     """Whether the line before a call says that it is an example."""
     line = text[max(0, at - _NEAR) : at].rstrip().rpartition("\n")[2]
     return ":" in line[-4:] and _EXAMPLE.search(line) is not None
+
+
+def is_in_quotes(text: str, at: int) -> bool:
+    """Whether an opening quotation mark stands right before a place."""
+    return text[max(0, at - 1) : at] in _QUOTES and (at < 2 or text[at - 2] in " \t\n(:")
 
 
 def is_announced(text: str, at: int) -> bool:

@@ -64,7 +64,7 @@ class Stream:
 
     def _update(self) -> Update:
         next(self._reading, None)
-        pieces, calls = self._grammar.pieces, self._grammar.calls
+        pieces, calls = self._grammar.content.pieces, self._grammar.calls
         if len(pieces) == self._pieces and len(calls) == self._calls:
             return _NOTHING
         update = Update("".join(pieces[self._pieces :]), tuple(calls[self._calls :]))
@@ -88,4 +88,4 @@ def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
 
 
 def _parsed(found: Grammar) -> Parsed:
-    return Parsed("".join(found.pieces), tuple(found.calls), tuple(found.malformed), found.family)
+    return Parsed("".join(found.content.pieces), tuple(found.calls), tuple(found.malformed), found.family)

@@ -32,6 +32,7 @@ POSITIVES: dict[str, list[Positive]] = {
         (f"<tool_call>\n{COLUMNS_JSON}\nI wait.\n</tool_call>\nSo.", [COLUMNS], "I wait.\n\nSo."),
         (f"<tool_call>\nI look.\n{TAGGED}", [COLUMNS], "I look."),
         ('<tool_call>\n{"name": "execute_sql", "sql": "SELECT 1"}\n</tool_call>', [QUERY], ""),
+        (f'I search for "claims"{TAGGED}', [COLUMNS], 'I search for "claims"'),
         (f"Look.{TAGGED}\n\nThen\n{render_call(QUERY)}", [COLUMNS, QUERY], "Look.\nThen"),
     ],
     "wrappers": [
@@ -54,6 +55,7 @@ POSITIVES: dict[str, list[Positive]] = {
     "bare": [
         (f"{COLUMNS_JSON}}}", [COLUMNS], ""),
         (COLUMNS_JSON[:-1], [COLUMNS], ""),
+        (f"The ` is odd.\n\n{COLUMNS_JSON}", [COLUMNS], "The ` is odd.\n"),
         (f"Tool call: {COLUMNS_JSON}", [COLUMNS], "Tool call: "),
         (f"I will look at the columns. {COLUMNS_JSON}", [COLUMNS], "I will look at the columns. "),
         ('{"action": "get_columns", "action_input": {"table": "claims"}}', [COLUMNS], ""),
