@@ -202,7 +202,8 @@ class Grammar:
             return end
         if end - at < 3:
             first = at < 64 and not self.source.text[:at].strip(" \t\n\ufeff\u200b")
-            if first and (yield from self.source.char(end)) == "{":
+            char = yield from self.source.char(end)
+            if first and (char == "{" or char.isidentifier()):  # perhaps the whole answer is a call in backticks
                 return (yield from self._block(Opening(0, end, inline=True, bare=True)))
             self._quotation = quotation or Quotation("inline", end)
             return end
@@ -283,8 +284,8 @@ class Grammar:
             self._wordy = True
             if self.source.text[max(0, found.start - 1) : found.start] in ("", "\n"):
                 self._stray = self._stray or found
-        if found.fence and not self._quotation:
-            self._quotation = Quotation("fence", found.body)
+        if (found.fence or found.inline) and not self._quotation:
+            self._quotation = Quotation("fence" if found.fence else "inline", found.body)
         return max(item.end, found.body, found.start + 1)
 
     def _explain(self, item: Item) -> None:

@@ -79,11 +79,12 @@ def python_lines(source: Source, at: int, offered: Offered) -> Reading[Item]:
         found, end = yield from python_calls.read_calls(source, at, offered)
         rest = yield from source.line_spaces(end)
         char = yield from source.char(rest)
-        if not found or char not in ("", "\n", "<"):
+        if not found or char not in ("", "\n", "<", ",", ";"):
             return Item((), end)
         calls += found
-        at = yield from source.spaces(rest)
-        if (yield from source.char(at)) in ("", "<") or source.text.count("\n", rest, at) > 1:
+        separator = char in (",", ";")
+        at = yield from source.spaces(rest + separator)
+        if (not separator and (yield from source.char(at)) in ("", "<")) or source.text.count("\n", rest, at) > 1:
             return Item(tuple(calls), end, family="python")
         if not (yield from python_calls.may_begin(source, at, offered)):
             return Item((), end)

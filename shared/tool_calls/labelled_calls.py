@@ -25,6 +25,7 @@ _LABEL = re.compile(r"[*_#\w ✿]{0,28}")
 _DECORATION = "*_# \t"
 _REST = re.compile(r"[^\n]*")
 _SQL = re.compile(r"(?:SELECT|WITH|INSERT|UPDATE|DELETE|EXPLAIN|PRAGMA)\b", re.IGNORECASE)
+_NAMED = re.compile(r"\w+\s*[=:]")
 _FENCED = re.compile(r"```\w*\s*(.*?)\s*```|`([^`]*)`", re.DOTALL)
 
 
@@ -48,8 +49,8 @@ def read_call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCa
         given, end = yield from _input(source, (yield from source.spaces(start)))
     except Unreadable as error:
         return None, max(at, error.position)
-    if isinstance(given, str) and label != "action":
-        return None, at  # other labels also describe tools
+    if isinstance(given, str) and (label != "action" or _NAMED.match(given)):
+        return None, at  # other labels also describe tools; a name is no part of the value
     call = call_of(name, given, offered, explicit=False)
     return (call, end) if isinstance(call, ToolCall) else (None, at)
 

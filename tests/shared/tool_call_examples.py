@@ -72,6 +72,8 @@ POSITIVES: dict[str, list[Positive]] = {
     "python": [
         ("I look.\n\nget_columns(table='claims')", [COLUMNS], "I look.\n"),
         ('get_columns("claims")\nexecute_sql("SELECT 1")', [COLUMNS, QUERY], ""),
+        ('get_columns("claims"); execute_sql("SELECT 1")', [COLUMNS, QUERY], ""),
+        ('`get_columns("claims")`', [COLUMNS], ""),
         ('[get_columns("claims"), execute_sql(sql="SELECT 1")]', [COLUMNS, QUERY], ""),
         ('functions.execute_sql({"sql": "SELECT 1"})', [QUERY], ""),
         ('execute_sql("SELECT "\n            "1")', [QUERY], ""),
@@ -133,6 +135,8 @@ NEGATIVES: dict[str, list[str]] = {
         f"{COLUMNS_JSON}, as you see",
         '{"get_columns": 3, "execute_sql": 4}',
         f'{{"calls": [{COLUMNS_JSON}], "errors": 0}}',
+        'Action: search_schema\nAction Input: query="claims"',
+        "`get_columns` and `x` first.",
         "Tool: search_schema\nInput: query\nOutput: tables",
         "[get_columns] reads the columns.",
     ],
