@@ -171,14 +171,18 @@ class Reader:
         return (body if raw else _decoded(body, quote)), end
 
     def _string_end(self, start: int, quote: str) -> Reading[int]:
-        at = start + 1
+        at, paired = start + 1, True  # inner quotes come in pairs; the second of one ends no string
         while True:
             at = yield from self.source.run(_IN_STRING[quote], at)
             char = yield from self.source.char(at)
             if char == quote:
-                if (yield from self._closes(at + 1)):
+                if (yield from self._closes(at + 1)) and paired:
                     return at + 1
                 self.mended = True
+                apostrophe = (
+                    quote == "'" and self.source.text[at - 1].isalpha() and self.source.text[at + 1 : at + 2].isalpha()
+                )
+                paired = paired == apostrophe
             elif char == "\\":
                 yield from self.source.char(at + 1)
                 at += 1

@@ -294,6 +294,10 @@ class Grammar:
 
     def _is_closer(self, found: Opening) -> Reading[bool]:
         """Whether a <tool_call> behind a call, at the end of the text, was used as its closing tag."""
-        if not found.explicit or not self.calls or self.source.text[self._block_end : found.start].strip():
-            return False
-        return (yield from self.source.char(found.body)) == ""
+        at_end = (yield from self.source.char(found.body)) == ""
+        return (
+            at_end
+            and found.explicit
+            and bool(self.calls)
+            and not self.source.text[self._block_end : found.start].strip()
+        )

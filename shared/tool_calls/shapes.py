@@ -48,6 +48,8 @@ def canonical_call(value: Any) -> ToolCall | None:
 
 def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:
     """A call from a name and what stands for its arguments, or what is wrong with it."""
+    if not _NAME.fullmatch(name):
+        return f"The <tool_call> names no tool; write {FORM}."
     arguments = _arguments(given, name, offered)
     if arguments is None:
         return f"The arguments of {name} are not a JSON object; write {FORM}."

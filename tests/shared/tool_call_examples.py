@@ -64,6 +64,7 @@ POSITIVES: dict[str, list[Positive]] = {
         ('{"name": "search_schema", "arguments": {"query": 2024}}', [ToolCall("search_schema", {"query": "2024"})], ""),
     ],
     "repairs": [
+        ("{'name': 'search_schema', 'arguments': {'query': 'customer's claims'}}", [ToolCall("search_schema", {"query": "customer's claims"})], ""),
         ("{'name': 'execute_sql', 'arguments': {'sql': 'SELECT a WHERE b = 'c''}}", [sql("SELECT a WHERE b = 'c'")], ""),
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT \'{"a": "b"}}\' FROM t"}}', [sql("SELECT '{\"a\": \"b\"}}' FROM t")], ""),
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT "a",\n "b" FROM "t""}}', [sql('SELECT "a",\n "b" FROM "t"')], ""),
@@ -159,6 +160,7 @@ NEGATIVES: dict[str, list[str]] = {
         "Use <execute_sql> or <function=execute_sql> then.",
     ],
     "cut": [
+        '{"name": "execute_sql", "arguments": {"sql": "SELECT json(\'{"a": {"b": "c"}}',
         '<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT a FROM t WHERE b = "',
         '<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT \'{"a": "b"}',
         '{"name": "execute_sql", "arguments": {"sql": "SELECT a"',
