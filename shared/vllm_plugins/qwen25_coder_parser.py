@@ -14,15 +14,15 @@ vLLM gives no sign of the end but the end-of-turn token, a stop token or the req
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-if importlib.util.find_spec("shared") is None:  # given to vLLM by its path
-    sys.path.append(str(Path(__file__).resolve().parents[2]))
+if not __name__.startswith("shared."):  # given to vLLM by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from shared.records import ToolCall
 from shared.tool_calls import Stream, parse

