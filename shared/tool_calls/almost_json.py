@@ -207,18 +207,14 @@ class Reader:
             if start != at and char not in "`{[,;)}]<" and "\n" not in self.source.text[start:at]:
                 raise Unreadable("text follows on the same line", at)
             return start != at or char in "`{[,;)}]<"
+        in_object = self.open[depth - 1] == "{"
         if char != ",":
-            return (yield from self._goes_on_without_comma(start, at, char, depth))
+            return in_object and (yield from self._key_ahead(at, quoted=True))
         at = yield from self.skip(at + 1)
-        if self.open[depth - 1] == "{":
-            return (yield from self.source.char(at)) == "}" or (yield from self._key_ahead(at))
         char = yield from self.source.char(at)
-        return char in "\"'`{[]})-tfnTFN" or char.isdigit() or (self.open[depth - 1] == "(" and char.isidentifier())
-
-    def _goes_on_without_comma(self, start: int, at: int, char: str, depth: int) -> Reading[bool]:
-        if self.open[depth - 1] == "{":
-            return (yield from self._key_ahead(at, quoted=True))
-        return self.open[depth - 1] == "(" and at > start and char in "\"'"  # Python joins neighbouring strings
+        if in_object:
+            return char == "}" or (yield from self._key_ahead(at))
+        return char in "\"'`{[]-tfnTFN" or char.isdigit()
 
     def _limit_tag(self, at: int) -> Reading[bool]:
         """Whether a tag stands here that ends a call, or begins the next one."""

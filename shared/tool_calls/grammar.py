@@ -126,7 +126,7 @@ class Grammar:
             return (yield from self._ticks(at))
         if char == "[":
             return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
-        announced = not self._quotation and is_announced(self.source.text, at)  # a call in the middle of a line
+        announced = not self._quotation and is_announced(self.source.text, at)  # a `{` within a line
         return (yield from self._block(Opening(at, at, bare=True))) if announced else at + 1
 
     def _line(self, start: int) -> Reading[int]:
@@ -273,9 +273,9 @@ class Grammar:
         self._wordy = False
 
     def _drop_stray(self, found: Opening) -> None:
-        stray, self._stray = self._stray, None
-        if stray and found.explicit:
-            self._kept = max(self._kept, stray.body)
+        if self._stray and found.explicit:
+            self._kept = max(self._kept, self._stray.body)
+        self._stray = None
 
     def _no_call(self, found: Opening, item: Item) -> int:
         self._explain(item)
@@ -294,10 +294,6 @@ class Grammar:
 
     def _is_closer(self, found: Opening) -> Reading[bool]:
         """Whether a <tool_call> behind a call, at the end of the text, was used as its closing tag."""
-        at_end = (yield from self.source.char(found.body)) == ""
-        return (
-            at_end
-            and found.explicit
-            and bool(self.calls)
-            and not self.source.text[self._block_end : found.start].strip()
-        )
+        if not found.explicit or not self.calls or (yield from self.source.char(found.body)) != "":
+            return False
+        return not self.source.text[self._block_end : found.start].strip()
