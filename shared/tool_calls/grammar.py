@@ -1,275 +1,299 @@
 """Which parts of a model's text are tool calls.
 
-A call is a JSON value in a place where a call can stand: behind an opening tag, as the first thing in a code fence, or
-at the start of a line. Only in an explicit `<tool_call>` is it taken as it is; everywhere else it must name an offered
-tool and its arguments must fit, so that JSON answers, echoed tool definitions and program text stay text. What clearly
-was meant as a call but cannot be read stays in the content (the next prompt then repeats the model's own tokens) and is
-explained in `Parsed.malformed`. A call whose text is cut is never a call.
+A call stands where a call can stand: behind an opening tag, first in a code fence, or at the start of a line. In an explicit
+`<tool_call>` it is taken as it is; everywhere else it must name an offered tool and its arguments must fit. Think blocks,
+code fences, inline code, block quotes, tables and announced examples quote; what they quote is no call, unless the quotation
+never ends. What clearly was meant as a call but cannot be read stays in the content (the next prompt then repeats
+the model's own tokens) and is explained in `malformed`. A call whose text is cut is never a call.
 
-Limits: calls written as XML, as Python or as ReAct text are not read yet, nor are unescaped quotes inside strings.
-Time grows linearly with the text: what was read is not read again, and after `_MAX_REPAIRS` values that are no plain
-JSON the rest is content.
+The grammar is one coroutine over a text that may still grow (see `source`): the streamed result is the whole-text result by
+construction. Time is linear: what was read is not read again, and after `_MAX_FAILURES` places that look like
+a call and are none the rest of the text is content.
 """
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from shared.records import ToolCall
-from shared.tool_calls import lenient
-from shared.tool_calls.render import is_encodable
-
-_MAX_REPAIRS = 200
-_NAME_KEYS = ("name", "tool", "function")
-_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input")
-_FORM = '{"name": ..., "arguments": {...}}'
-_JSON_TYPES: dict[str, type | tuple[type, ...]] = {
-    "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict
-}  # fmt: skip
-
-_TAG = r"<(?:tool_call|tool_calls|tools?|functions?|function[_-]calls?|json|response)>|\[TOOL_CALLS\]"
-_OPENER = re.compile(
-    rf"(?P<think><think>)"
-    rf"|(?P<quoted>`(?:{_TAG}))"
-    rf"|(?P<fence>^[ \t]*```[^\n`{{\[<]*+\s*+)(?:(?:{_TAG})\s*+)*+"
-    rf"|(?P<tags>(?:(?:{_TAG})\s*+)++)"
-    rf"|(?P<bare>(?:\A[\s\ufeff\u200b]*`?|^[ \t]*)(?=[{{\[]))",
-    re.MULTILINE,
+from shared.tool_calls import labelled_calls, python_calls, xml_calls
+from shared.tool_calls.canonical import is_plain_line
+from shared.tool_calls.content import Content
+from shared.tool_calls.items import Item, next_item, python_lines, read_item
+from shared.tool_calls.markup import END_TOKENS, Opening, closing, is_wrapper, opening, tag_name
+from shared.tool_calls.offered import Offered
+from shared.tool_calls.quotations import (
+    TAGS,
+    Quotation,
+    ends_prose,
+    is_announced,
+    is_example,
+    is_in_quotes,
+    quoted_document_end,
 )
-_TOOL_CALL_TAG = re.compile(r"</?tool_call>")
-_FENCE_END = re.compile(r"^[ \t]*```", re.MULTILINE)
-_TAG_END = re.compile(r"</\w|<tool_call>")
-_SEPARATOR = re.compile(r"\s*+[,;]?\s*+")
-_AFTER_BARE = re.compile(r"[ \t]*+(?:\Z|[\n,;{\[<`])")
-_CLOSERS = re.compile(r"(?:\s*+(?:</[\w-]*>?|`(?!`)|<\|\w+\|>|\[/TOOL_CALLS\]|<tool_call>(?=\s*\Z)))*+")
-_FENCE_CLOSERS = re.compile(r"(?:\s*+(?:</[\w-]*>?|```(?=\s*?(?:\n|\Z))|<\|\w+\|>))*+")
-_NAMED_OBJECT = re.compile(r"""[\[\s]*\{\s*["']name["']\s*:\s*["'](\w+)["']""")
-_DECODER = json.JSONDecoder(strict=False)  # models write raw newlines into SQL strings
+from shared.tool_calls.shapes import FORM
+from shared.tool_calls.source import Reading, Source
+
+_MAX_FAILURES = 4000
+_FAR_FAILURE = 20  # what it counts when reading failed far from where it began
+_TRIGGER = re.compile(r"[<`{\[\n]")
+_NEWLINE = re.compile("\n")
+_INDENT = re.compile(r"[ \t\ufeff\u200b]*")
+_TICKS = re.compile("`*")
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """What a model's text holds. `family` is the form of its first call: hermes, tools_tag, fenced, bare or ""."""
+class _Quoted(Exception):
+    """A block stands in a quotation that ends at `end`."""
 
-    content: str
-    calls: tuple[ToolCall, ...]
-    malformed: tuple[str, ...]  # one sentence the model can act on for each unreadable call
-    family: str
+    def __init__(self, end: int) -> None:
+        self.end = end
 
 
-def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
-    """Split a model's text into content and calls; `tools` are the offered ones in OpenAI form. Never raises.
+class Grammar:
+    """Reads one text; what it finds is in `content`, `calls`, `malformed` and `family`."""
 
-    `TEXT\\n<tool_call>…` has the content `TEXT`: exactly the newline that the chat template puts there is taken off.
-    """
-    return _Parser(text.removesuffix("<|im_end|>"), tools).run()
-
-
-def parse_hermes(text: str) -> Parsed:
-    """Exactly what vLLM's stock `hermes` parser finds: all `<tool_call>` blocks, or none if a single one is broken.
-
-    One difference: arguments that are not an object are left out here, for no agent can use them.
-    """
-    bodies = [closed or cut for closed, cut in re.findall(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", text, re.S)]
-    try:
-        loaded = [json.loads(body) for body in bodies]
-        pairs = [(call["name"], call["arguments"]) for call in loaded]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return Parsed(text, (), (), "")
-    if not pairs or not all(isinstance(name, str) for name, _ in pairs):
-        return Parsed(text, (), (), "")
-    calls = tuple(ToolCall(name, arguments) for name, arguments in pairs if isinstance(arguments, dict))
-    return Parsed(text[: text.find("<tool_call>")], calls, (), "hermes" if calls else "")
-
-
-class _Parser:
-    """One pass over one text. `kept` is where the content that is not collected yet begins."""
-
-    def __init__(self, text: str, tools: Sequence[Mapping[str, Any]]) -> None:
-        self.text = text
-        self.offered = _schemas(tools)
-        self.pieces: list[str] = []
+    def __init__(self, source: Source, offered: Offered) -> None:
+        self.source = source
+        self.offered = offered
+        self.content = Content()
         self.calls: list[ToolCall] = []
         self.malformed: list[str] = []
         self.family = ""
-        self.kept = 0
-        self.repairs = 0
-        self.last_think_end = text.rfind("</think>")
+        self._kept = 0  # where the text begins that is not yet given to the content
+        self._block_end = 0  # behind the last block of calls
+        self._quotation: Quotation | None = None
+        self._stray: Opening | None = None  # a lone <tool_call> without a call: markup if a call follows, else text
+        self._tag_open = False  # whether text followed the calls of the last block in place of its closing tag
+        self._wordy = False  # behind a <tool_call> that holds words and, so far, no call
+        self._doubtful: list[str] = []  # what is malformed unless the quotation around it ends
+        self._failures = 0 if self.offered.names() else _MAX_FAILURES + 1  # without tools all is text
 
-    def run(self) -> Parsed:
-        at = 0
-        while self.repairs < _MAX_REPAIRS and (opener := _OPENER.search(self.text, at)):
-            at = self._skip(opener) if opener["think"] or opener["quoted"] else self._block(opener)
-        self.pieces.append(self.text[self.kept :])
-        return Parsed(_join(self.pieces), tuple(self.calls), tuple(self.malformed), self.family)
-
-    def _skip(self, opener: re.Match[str]) -> int:
-        """Drafts in a closed think block and quotations are no calls; an unclosed think block ends with the first call."""
-        if opener["quoted"]:
-            end = self.text.find("`", opener.end())
-            return end + 1 if end >= 0 else len(self.text)
-        return self.text.find("</think>", opener.end()) if opener.end() <= self.last_think_end else opener.end()
-
-    def _block(self, opener: re.Match[str]) -> int:
-        """Take the calls behind one opener; returns where to go on."""
-        at = resume = opener.end()
-        end = None
-        if not self.text.startswith(("{", "["), at):
-            self._explain_words(opener)
-        while self.text.startswith(("{", "["), at):
-            found, problem, resume = self._value(at, opener)
-            self.calls += found
-            self.malformed += [problem] if problem else []
-            if not found:
+    def run(self) -> Reading[None]:
+        """The whole grammar. Ends when the text is final and read."""
+        at = 0 if self._failures else (yield from self._line(0))
+        while True:
+            at = yield from self._flow_to(_TRIGGER, at)
+            if at >= len(self.source.text):
                 break
-            end, at = resume, _end(_SEPARATOR.match(self.text, resume))
-        if end is not None:
-            resume = max(resume, self._take(opener, end))
-        in_fence = opener["fence"] and "```" not in self.text[end or resume : resume]
-        return self._leave_fence(resume) if in_fence else resume
-
-    def _explain_words(self, opener: re.Match[str]) -> None:
-        """No JSON follows. Between explicit tags that was meant as a call, unless something else in there is one."""
-        closing = _TOOL_CALL_TAG.search(self.text, opener.end()) if _explicit(opener) else None
-        if closing and closing[0] != "<tool_call>" and not _OPENER.search(self.text, opener.end(), closing.start()):
-            self.malformed.append(f"The text inside <tool_call> is not JSON; write {_FORM} there.")
-
-    def _value(self, at: int, opener: re.Match[str]) -> tuple[list[ToolCall], str, int]:
-        """The calls of one JSON value, what is wrong with it, and where to go on."""
-        bare = opener["bare"] is not None
-        try:
-            value, stop = _DECODER.raw_decode(self.text, at)
-        except (ValueError, RecursionError):
-            self.repairs += 1
-            limit = len(self.text) if bare else self._limit(at, opener)
             try:
-                value, stop = lenient.read(self.text, at, limit)
-            except lenient.Unreadable as error:
-                return [], self._complaint(at, error, opener), max(at + 1, error.position) if bare else limit
-        if bare and not _AFTER_BARE.match(self.text, stop):
-            return [], "", stop
-        read = [_as_call(item, self.offered, _explicit(opener)) for item in _items(value)]
-        problem = next((item for item in read if isinstance(item, str)), None)
-        return ([item for item in read if isinstance(item, ToolCall)] if problem is None else []), problem or "", stop
+                at = yield from self._at_trigger(at)
+            except _Quoted as quoted:
+                self._end_quotation()
+                at = quoted.end
+        self._stray = None
+        self.malformed += self._doubtful
+        end_token = next((token for token in END_TOKENS if self.source.text.endswith(token)), "")
+        self._flow(len(self.source.text) - len(end_token))
+        self.content.end()
 
-    def _limit(self, at: int, opener: re.Match[str]) -> int:
-        """Where a repaired value has to end: at the next tag, in a fence also at its end."""
-        ends = [_TAG_END.search(self.text, at), _FENCE_END.search(self.text, at) if opener["fence"] else None]
-        return min((match.start() for match in ends if match), default=len(self.text))
+    # Content
 
-    def _complaint(self, at: int, error: lenient.Unreadable, opener: re.Match[str]) -> str:
-        named = _NAMED_OBJECT.match(self.text, at)
-        if not _explicit(opener) and not (named and named[1] in self.offered):
-            return ""
-        if error.position >= len(self.text):
-            return "The tool call was cut off before its JSON was complete; write it again in full."
-        return f"The tool call is not valid JSON ({error}); write {_FORM}."
+    def _flow(self, to: int) -> None:
+        if to > self._kept and not self._stray:
+            self.content.text(self.source.text[self._kept : to])
+            self._kept = to
 
-    def _take(self, opener: re.Match[str], end: int) -> int:
-        """Close the content piece before a block and drop the block's markup; returns its end."""
-        self.family = self.family or _family(opener)
-        self.pieces.append(self.text[self.kept : opener.start()])
-        self.kept = _end((_FENCE_CLOSERS if opener["fence"] else _CLOSERS).match(self.text, end))
-        return self.kept
+    def _flow_to(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
+        """Give out text up to a character of `pattern`, or as far as there is any."""
+        while True:
+            match = pattern.search(self.source.text, at)
+            at = match.start() if match else len(self.source.text)
+            if match or self.source.final:
+                return at
+            match = None  # it would hold a second reference to the text
+            self._flow(at)
+            yield
 
-    def _leave_fence(self, at: int) -> int:
-        closing = _FENCE_END.search(self.text, at)
-        return closing.end() if closing else at
+    def _end_quotation(self) -> None:
+        self._quotation, self._doubtful = None, []
 
+    # Where a call can stand
 
-def _end(match: re.Match[str] | None) -> int:
-    assert match is not None  # the pattern also matches nothing
-    return match.end()
+    def _at_trigger(self, at: int) -> Reading[int]:
+        """Decide what the character here begins; returns where to go on."""
+        char = self.source.text[at]
+        if char != "\n":
+            self._flow(at)
+        if self._failures > _MAX_FAILURES and char != "<":
+            return at + 1
+        if char == "\n":
+            self._flow(at + 1)
+            return (yield from self._line(at + 1))
+        if char == "<":
+            return (yield from self._tag(at))
+        if char == "`":
+            return (yield from self._ticks(at))
+        if char == "[":
+            return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
+        announced = not self._quotation and is_announced(self.source.text, at)  # a `{` within a line
+        return (yield from self._block(Opening(at, at, bare=True))) if announced else at + 1
 
+    def _line(self, start: int) -> Reading[int]:
+        """The start of a line. Indentation belongs to what stands behind it."""
+        if self._quotation and self._quotation.kind == "inline" and self.source.text.endswith("\n\n", 0, start):
+            self._end_quotation()
+        if self.source.text.startswith("<", start) or is_plain_line(self.source, start, self.offered):
+            return start
+        at = yield from self.source.run(_INDENT, start)
+        char = yield from self.source.char(at)
+        if char and char in "|>":
+            return (yield from self.source.search(_NEWLINE, at))
+        if char == "`":
+            return (yield from self._ticks(at, start))
+        if self._quotation and self._quotation.kind in ("fence", "inline"):
+            return at
+        if char == "[" and (yield from self.source.holds("[TOOL", at)):
+            return (yield from self._block(Opening(start, at)))
+        if char and char in "{[":
+            return (yield from self._block(Opening(start, at, bare=True)))
+        if at == start and char.isidentifier() and (yield from python_calls.may_begin(self.source, at, self.offered)):
+            return (yield from self._python_lines(at))
+        if char and (char.isalpha() or char in "*✿"):
+            call, end = yield from labelled_calls.read_call(self.source, at, self.offered)
+            if call:
+                return (yield from self._take(Opening(start, at, bare=True), Item((call,), end, family="react")))
+            return max(at, end)
+        return at
 
-def _explicit(opener: re.Match[str]) -> bool:
-    return "<tool_call>" in opener[0]
+    def _python_lines(self, at: int) -> Reading[int]:
+        """Python calls in running text, where the text before has come to an end."""
+        item = yield from python_lines(self.source, at, self.offered)
+        if item.calls and ends_prose(self.source.text, self._block_end, at):
+            return (yield from self._take(Opening(at, at, bare=True), item))
+        return item.end
 
+    def _tag(self, at: int) -> Reading[int]:
+        name, end = yield from tag_name(self.source, at)
+        char = yield from self.source.char(end)
+        if f"<{name}>" in END_TOKENS and char == ">" and (yield from self.source.char(end + 1)) == "":
+            return end + 1
+        if self._failures > _MAX_FAILURES or is_in_quotes(self.source.text, at):
+            return at + 1
+        if char == ">" and name.lower() in TAGS:
+            self._quotation = self._quotation or Quotation(name, end)
+            return end + 1
+        if (char == ">" and is_wrapper(name)) or xml_calls.may_begin(name, char, self.offered):
+            return (yield from self._block(Opening(at, at)))
+        if char == "/" and end == at + 1:
+            return (yield from self._closing_tag(at))
+        return max(end, at + 1)
 
-def _family(opener: re.Match[str]) -> str:
-    if _explicit(opener):
-        return "hermes"
-    if opener["tags"] or "<" in opener[0]:
-        return "tools_tag"
-    return "fenced" if "`" in opener[0] else "bare"
+    def _closing_tag(self, at: int) -> Reading[int]:
+        name, end = yield from tag_name(self.source, at + 1)
+        if self._quotation and name == self._quotation.kind:
+            self._end_quotation()
+        if self._tag_open and is_wrapper(name) and (yield from self.source.char(end)) == ">":
+            self._flow(at)
+            self._kept = end = end + 1
+            self._tag_open = False
+        if name == "tool_call":
+            if self._wordy:
+                self.malformed.append(f"The text inside <tool_call> is not JSON; write {FORM} there.")
+            self._wordy, self._stray = False, None
+        return end
 
+    def _ticks(self, at: int, line_start: int | None = None) -> Reading[int]:
+        """Backticks: a fence if there are three, else inline code."""
+        end = yield from self.source.run(_TICKS, at)
+        quotation = self._quotation
+        if quotation and quotation.kind == "inline":
+            self._end_quotation()
+            return end
+        if end - at < 3:
+            first = at < 64 and not self.source.text[:at].strip(" \t\n\ufeff\u200b")
+            char = yield from self.source.char(end)
+            if first and (char == "{" or char.isidentifier()):  # perhaps the whole answer is a call in backticks
+                return (yield from self._block(Opening(0, end, inline=True, bare=True)))
+            self._quotation = quotation or Quotation("inline", end)
+            return end
+        char = yield from self.source.char((yield from self.source.line_spaces(end)))
+        if quotation and quotation.kind == "fence":
+            self._end_quotation()
+            if char in ("", "\n"):
+                return end
+        elif not quotation:
+            document_end = yield from quoted_document_end(self.source, end, end - at)
+            if document_end >= 0:
+                return document_end
+        return (yield from self._block(Opening(at if line_start is None else line_start, at)))
 
-def _join(pieces: Sequence[str]) -> str:
-    """Content out of what stands around the calls: the first piece is exact, later ones are trimmed."""
-    if len(pieces) == 1:
-        return pieces[0]
-    first, *others = pieces
-    later = [piece.strip() for piece in others if piece.strip()]
-    first = first.removesuffix("\n")
-    return "\n".join(later if later and not first.strip() else [first, *later])
+    # Blocks
 
+    def _block(self, begun: Opening) -> Reading[int]:
+        """Take the calls behind openers; returns where to go on."""
+        found = begun if begun.bare else (yield from opening(self.source, begun.body, begun))
+        if (yield from self._is_closer(found)):
+            self._kept = found.body
+            return found.body
+        item = yield from read_item(self.source, found, self.offered)
+        return (yield from self._take(found, item)) if item.calls else self._no_call(found, item)
 
-def _schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    functions = [tool.get("function", tool) for tool in tools]
-    return {function["name"]: function.get("parameters") or {} for function in functions if function.get("name")}
+    def _take(self, found: Opening, item: Item) -> Reading[int]:
+        """Commit the calls of an item and of those that follow it; returns the end of the block."""
+        example = is_example(self.source.text, found.start)
+        while item.calls:
+            end = item.end
+            if not example:
+                yield from self._commit(found, item)
+            start = yield from next_item(self.source, end, found, self.offered)
+            if start < 0:
+                break
+            found = dataclasses.replace(found, start=start, body=start)
+            item = yield from read_item(self.source, found, self.offered)
+            if item.calls and not example:
+                self._kept = start  # past a comma between two values
+        if not item.calls:
+            self._explain(item)
+            end = max(end, item.end)
+            fence_open = found.fence
+        else:
+            start = end
+            end, fence_open = yield from closing(self.source, start, found)
+            self._tag_open = found.tags and "<" not in self.source.text[start:end]
+            if not example:
+                self._kept = self._block_end = end
+        if fence_open:
+            self._quotation = self._quotation or Quotation("fence", end)
+        return end
 
+    def _commit(self, found: Opening, item: Item) -> Reading[None]:
+        """Make the calls of an item calls of the text, unless a quotation around them ends."""
+        if self._quotation:
+            end = yield from self._quotation.end(self.source)
+            if end >= 0:
+                raise _Quoted(end)
+            self._quotation = None
+        self._drop_stray(found)
+        self._flow(found.start)
+        self.content.call()
+        self._kept = item.end
+        self.calls += item.calls
+        self.family = self.family or item.family or found.family
+        self._wordy = False
 
-def _items(value: Any) -> list[Any]:
-    """A JSON value as a list of possible calls."""
-    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
-        value = value["tool_calls"]
-    return (value or [None]) if isinstance(value, list) else [value]
+    def _drop_stray(self, found: Opening) -> None:
+        if self._stray and found.explicit:
+            self._kept = max(self._kept, self._stray.body)
+        self._stray = None
 
+    def _no_call(self, found: Opening, item: Item) -> int:
+        self._explain(item)
+        self._failures += _FAR_FAILURE if item.far else 1
+        if found.explicit and item.end == found.body and not self._quotation:
+            self._wordy = True
+            if self.source.text[max(0, found.start - 1) : found.start] in ("", "\n"):
+                self._stray = self._stray or found
+        if (found.fence or found.inline) and not self._quotation:
+            self._quotation = Quotation("fence" if found.fence else "inline", found.body)
+        return max(item.end, found.body, found.start + 1)
 
-def _as_call(value: Any, offered: Mapping[str, Mapping[str, Any]], explicit: bool) -> ToolCall | str:
-    """The call that a JSON value means, or what is wrong with it ("" when it is plain data)."""
-    fields = value if isinstance(value, dict) else {}
-    fields = next((fields[key] for key in ("function", "function_call") if isinstance(fields.get(key), dict)), fields)
-    name = next((fields[key] for key in _NAME_KEYS if isinstance(fields.get(key), str)), None)
-    if name is None:
-        return f"The <tool_call> names no tool; write {_FORM}." if explicit else ""
-    key = next((key for key in _ARGUMENT_KEYS if key in fields), None)
-    if not explicit and (name not in offered or key is None):
-        return ""
-    given, schema = fields.get(key or ""), offered.get(name, {})
-    if isinstance(given, dict) and "type" in given and "properties" in given:
-        return f"The <tool_call> repeats the definition of {name}; write {_FORM}." if explicit else ""
-    arguments = _arguments(given, schema)
-    if arguments is None:
-        return f"The arguments of {name} are not a JSON object; write {_FORM}."
-    problem = "" if explicit else _misfit(name, arguments, schema)
-    if problem:
-        return problem
-    call = ToolCall(name, arguments)
-    return call if is_encodable(call) else f"The arguments of {name} hold half of a unicode surrogate pair."
+    def _explain(self, item: Item) -> None:
+        if item.problem:
+            (self._doubtful if self._quotation else self.malformed).append(item.problem)
 
-
-def _arguments(given: Any, schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Arguments as an object: also from JSON text, encoded once or more, and from the bare value of an only argument."""
-    text = ""
-    while isinstance(given, str) and given.strip():
-        text = given
-        try:
-            given = json.loads(text, strict=False)
-        except (ValueError, RecursionError):
-            break
-    if isinstance(given, dict):
-        return given
-    properties = schema.get("properties") or {}
-    if text and len(properties) == 1 and not text.lstrip().startswith(("{", "[")):
-        return {next(iter(properties)): text}
-    return {} if not given else None
-
-
-def _misfit(name: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    properties = schema.get("properties") or {}
-    for key in schema.get("required") or ():
-        if key not in arguments:
-            return f'{name} needs the argument "{key}".'
-    for key, value in arguments.items():
-        if key not in properties:
-            return f'{name} has no argument "{key}"; it takes {", ".join(properties) or "none"}.'
-        kind = properties[key].get("type")
-        expected = _JSON_TYPES.get(kind) if isinstance(kind, str) else None
-        if expected and (not isinstance(value, expected) or (isinstance(value, bool) and kind != "boolean")):
-            return f'The argument "{key}" of {name} must be of type {kind}.'
-    return ""
+    def _is_closer(self, found: Opening) -> Reading[bool]:
+        """Whether a <tool_call> behind a call, at the end of the text, was used as its closing tag."""
+        if not found.explicit or not self.calls or (yield from self.source.char(found.body)) != "":
+            return False
+        return not self.source.text[self._block_end : found.start].strip()

@@ -1,12 +1,14 @@
 """The vLLM tool parser `qwen25_coder`: a thin adapter over `shared.tool_calls`.
 
-vLLM loads it in each of its processes through the entry point `vllm.general_plugins`; `--enable-auto-tool-choice
---tool-call-parser qwen25_coder` then chooses it. Module names are those of vLLM 0.10 to 0.32, tried newest first.
+Installed with this package it is known to every vLLM process through the entry point `vllm.general_plugins`; in a plain
+vLLM this file is given by its path, and the rest is found beside it:
 
-Streaming is safe rather than early. Text flows until something that may begin a call; a call is sent whole as soon as
-nothing that follows can change it; text behind such a beginning waits for the end of the turn. vLLM gives no sign of
-the end but the end-of-turn token or the request's own token limit; where both are missing (a stop string, a full
-context) the waiting text is not sent. Each possible end of a call reads the whole text again.
+    vllm serve MODEL --enable-auto-tool-choice --tool-call-parser qwen25_coder --tool-parser-plugin PATH/qwen25_coder_parser.py
+
+Module names are those of vLLM 0.10 to 0.32, tried newest first. Streaming: text flows until something that may begin a call; a
+call is sent whole as soon as nothing that follows can change it, one behind `<tool_call>` with its last bracket. Up to 0.31
+vLLM gives no sign of the end but the end-of-turn token, a stop token or the request's own token limit. Where all are missing
+(a stop string, a full context) what is still undecided is not sent: text behind an opener, or a bare call without a line end.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ from __future__ import annotations
 import functools
 import importlib
 import json
-import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+if not __name__.startswith("shared."):  # given to vLLM by its path
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from shared.records import ToolCall
-from shared.tool_calls import parse
+from shared.tool_calls import Stream, parse
 
 NAME = "qwen25_coder"
 
@@ -29,15 +35,8 @@ _PROTOCOLS = (
     "vllm.entrypoints.openai.engine.protocol",
     "vllm.entrypoints.openai.protocol",
 )
-_MAY_BEGIN_A_CALL = re.compile(
-    r"<(?=[a-z_-]{0,14}\Z|tool|function|json>|response>|think>)|\[(?=[A-Z_]*\Z|TOOL_CALLS)|^[ \t\ufeff\u200b]*[`{\[]",
-    re.MULTILINE,
-)
-_MAY_END_A_CALL = re.compile(r"[}\]>\n]")
-_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
-_WAITING_SPACE = " \t\n\r\f\v\u00a0\u2028\u2029\u3000\u200b\ufeff"  # may be dropped or taken off before a call
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
 _END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
-_MORE_TO_COME = "\0"  # stands for unknown text, so that the end of the text so far does not count as the end of a line
 
 
 def _from_vllm(name: str, modules: Sequence[str]) -> Any:
@@ -64,15 +63,17 @@ def register() -> None:
 
 
 class Qwen25CoderToolParser(ToolParser):
-    """Reads every form of call that `shared.tool_calls.parse` knows. One instance serves one answer."""
+    """Reads every form of call that `shared.tool_calls` knows. One instance serves one answer."""
 
     def __init__(self, tokenizer: Any, *tools: Any, **options: Any) -> None:
         super().__init__(tokenizer, *tools, **options)
-        self._sent_content = ""
-        self._sent_calls = 0
+        self._stream: Stream | None = None
+        self._read = 0  # characters of the answer given to the stream
+        self._token_limit: int | None = None
+        self._end_ids: set[int] = set()
 
     @functools.cached_property
-    def _end_ids(self) -> set[int]:
+    def _end_of_turn_ids(self) -> set[int]:
         named = {self.vocab[token] for token in _END_OF_TURN if token in self.vocab}
         return named | {self.model_tokenizer.eos_token_id}
 
@@ -102,33 +103,41 @@ class Qwen25CoderToolParser(ToolParser):
         request: Any,
     ) -> Any:
         """What can be sent after this delta; None when everything has to wait."""
-        if self._ended(current_token_ids, delta_token_ids, request):
-            parsed = parse(current_text, _tools(request))
-            return self._send(parsed.content.removeprefix(self._sent_content), parsed.calls)
-        opening = _MAY_BEGIN_A_CALL.search(current_text)
-        free = current_text if opening is None else current_text[: opening.start()]
-        content = free.rstrip(_WAITING_SPACE)[len(self._sent_content) :]
-        if opening is None or not _MAY_END_A_CALL.search(delta_text) or _undecided(current_text):
-            return self._send(content, ())
-        return self._send(content, parse(current_text + _MORE_TO_COME, _tools(request)).calls)
+        if self._stream is None or self._read != len(previous_text):
+            self._stream = self._begin(previous_text, request)
+        update = self._stream.feed(current_text[self._read :])
+        self._read = len(current_text)
+        full = self._token_limit is not None and len(current_token_ids) >= self._token_limit
+        if not full and self._end_ids.isdisjoint(delta_token_ids):
+            return self._message(*update)
+        rest = self._stream.finish()
+        return self._message(update.content + rest.content, update.calls + rest.calls)
 
-    def _ended(self, current_token_ids: Sequence[int], delta_token_ids: Sequence[int], request: Any) -> bool:
+    def finish_streaming(self, *_: Any, **__: Any) -> Any:
+        """What had to wait for the end of the answer, for versions of vLLM that announce it; None if nothing had."""
+        rest = self._stream.finish() if self._stream else None
+        return self._message(rest.content, rest.calls) if rest else None
+
+    def _begin(self, read: str, request: Any) -> Stream:
+        """Start on an answer, of which something may have been read before."""
         options = vars(request)  # reading `max_tokens` as an attribute warns that it is deprecated
-        limit = options.get("max_completion_tokens") or options.get("max_tokens")
-        full = limit is not None and len(current_token_ids) >= limit
-        return full or not self._end_ids.isdisjoint(delta_token_ids)
+        self._token_limit = options.get("max_completion_tokens") or options.get("max_tokens")
+        self._end_ids = self._end_of_turn_ids | set(options.get("stop_token_ids") or ())
+        stream = Stream(_tools(request))
+        stream.feed(read)
+        self._read = len(read)
+        return stream
 
-    def _send(self, content: str, calls: Sequence[ToolCall]) -> Any:
-        self._sent_content += content
-        new = calls[self._sent_calls :]
-        deltas = [delta for call in new for delta in self._call_deltas(call)]
-        return DeltaMessage(content=content or None, tool_calls=deltas) if content or deltas else None
+    def _message(self, content: str, calls: Sequence[ToolCall]) -> Any:
+        if not content and not calls:
+            return None
+        deltas = [delta for call in calls for delta in self._call_deltas(call)]
+        return DeltaMessage(content=content or None, tool_calls=deltas)
 
     def _call_deltas(self, call: ToolCall) -> list[Any]:
         """A call as two deltas, name first: if the first delta of an answer's last message holds arguments, vLLM
         rebuilds the message from the last call and drops all else in it."""
-        index, arguments = self._sent_calls, _arguments(call)
-        self._sent_calls += 1
+        index, arguments = len(self.prev_tool_call_arr), _arguments(call)
         self.prev_tool_call_arr.append({"name": call.name, "arguments": arguments})
         self.streamed_args_for_tool.append(arguments)
         head = VllmToolCall(function=FunctionCall(name=call.name, arguments=arguments))  # makes the id
@@ -138,14 +147,20 @@ class Qwen25CoderToolParser(ToolParser):
         ]
 
 
-def _undecided(text: str) -> bool:
-    """Whether the text ends in an open think block or fence: closed, it may turn a call within into a mere example."""
-    return text.rfind("<think>") > text.rfind("</think>") or len(_FENCE.findall(text)) % 2 == 1
+def _tools(request: Any) -> list[Mapping[str, Any]]:
+    """The offered tools; none where the request forbids calls, so that all is text."""
+    return [] if request.tool_choice == "none" else [_schema(tool) for tool in request.tools or ()]
 
 
-def _tools(request: Any) -> list[dict[str, Any]]:
-    return [tool if isinstance(tool, dict) else tool.model_dump() for tool in request.tools or ()]
+def _schema(tool: Any) -> Mapping[str, Any]:
+    if isinstance(tool, dict):
+        return tool
+    function = getattr(tool, "function", tool)  # the Responses API has no inner object
+    return {"name": getattr(function, "name", None), "parameters": getattr(function, "parameters", None)}
 
 
 def _arguments(call: ToolCall) -> str:
-    return json.dumps(call.arguments, ensure_ascii=False)
+    return _ENCODER.encode(call.arguments)
+
+
+register()  # for --tool-parser-plugin, which only imports this file

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -165,6 +168,52 @@ def test_the_token_limit_of_the_request_ends_a_stream_without_end_of_turn_token(
     pieces = ["Use ", "`x`", " or <", "tool"]
     total = sum(len(tokenizer.encode(piece, add_special_tokens=False)) for piece in pieces)
     assert collected(stream(plugin, tokenizer, pieces, end=False, max_tokens=total))[0] == "Use `x` or <tool"
+
+
+def test_a_tagged_call_needs_no_end_of_turn_and_undecided_text_waits_for_it(plugin: Any, tokenizer: Any) -> None:
+    """What happens when vLLM gives no sign of the end: a stop string, a full context."""
+    whole = collected(stream(plugin, tokenizer, [*render_turn("I look.", [SEARCH])], end=False))
+    assert whole == ("I look.", [("search_schema", SEARCH.arguments)])
+    assert collected(stream(plugin, tokenizer, [*f"{BARE}\n"], end=False))[1] == [("get_columns", {"table": "claims"})]
+    assert collected(stream(plugin, tokenizer, [*f"So.\n{BARE}"], end=False)) == ("So.", [])
+    assert collected(
+        stream(plugin, tokenizer, [*f"So.\n{BARE}"], end=False, stop_token_ids=[tokenizer.encode("}")[0]])
+    )[1]
+
+
+def test_an_announced_end_brings_what_had_to_wait(plugin: Any, tokenizer: Any) -> None:
+    parser, asked = plugin.Qwen25CoderToolParser(tokenizer), request()
+    assert parser.finish_streaming() is None
+    assert parser.extract_tool_calls_streaming("", BARE, BARE, [], [1], [1], asked) is None
+    assert collected([parser.finish_streaming()]) == ("", [("get_columns", {"table": "claims"})])
+    assert parser.finish_streaming() is None
+
+
+def test_a_parser_that_meets_another_answer_begins_anew(plugin: Any, tokenizer: Any) -> None:
+    parser, asked = plugin.Qwen25CoderToolParser(tokenizer), request()
+    parser.extract_tool_calls_streaming("", "Some other text", "Some other text", [], [1], [1], asked)
+    message = parser.extract_tool_calls_streaming("One ", "One two", "two", [1], [1, 2], [2], asked)
+    assert message.content == " two"
+
+
+def test_forbidden_calls_are_text(plugin: Any, tokenizer: Any) -> None:
+    text = render_turn("", [SEARCH])
+    found = plugin.Qwen25CoderToolParser(tokenizer).extract_tool_calls(text, request(tool_choice="none"))
+    assert (found.tools_called, found.content) == (False, text)
+
+
+def test_a_plain_vllm_loads_the_parser_from_its_file(plugin: Any, tmp_path: Path) -> None:
+    code = (
+        "import sys; from vllm.tool_parsers import ToolParserManager as m; m.import_tool_parser(sys.argv[1]);"
+        "print(m.get_tool_parser('qwen25_coder').__name__)"
+    )
+    command = [sys.executable, "-c", code, plugin.__file__]
+    done = subprocess.run(command, cwd=tmp_path, env=_clean_environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "Qwen25CoderToolParser"
+
+
+def _clean_environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
 
 
 @pytest.mark.parametrize(("special", "kept"), [(True, False), (False, True)])

@@ -1,0 +1,46 @@
+"""Check the parser against case files, or report how a model writes its calls."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from shared.prompts import TOOLS
+from shared.tool_calls.cases import run_cases
+from shared.tool_calls.report import conformance, texts_of
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 1 if a case fails, 2 if a file cannot be read."""
+    parser = argparse.ArgumentParser(prog="python -m shared.tool_calls", description=__doc__)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--cases", type=Path, metavar="FILE.jsonl", help="parser cases with expected calls and content")
+    what.add_argument("--report", type=Path, metavar="FILE.jsonl", help="texts or recorded episodes of a model")
+    parser.add_argument("--stream", action="store_true", help="with --cases: also cut each text in many ways")
+    parser.add_argument("--out", type=Path, help="with --report: where to write the table (default: beside the file)")
+    args = parser.parse_args(arguments)
+    try:
+        return _check(args.cases, args.stream) if args.cases else _report(args.report, args.out)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{args.cases or args.report} cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
+def _check(path: Path, stream: bool) -> int:
+    faults, totals = run_cases(path, stream=stream)
+    print(*faults, totals, sep="\n")
+    return 1 if faults else 0
+
+
+def _report(path: Path, out: Path | None) -> int:
+    table = conformance(texts_of(path), TOOLS).table()
+    out = out or path.with_suffix(".calls.md")
+    out.write_text(table, encoding="utf-8")
+    print(table, f"written to {out}", sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""What a JSON value means: which tool calls, or why none.
+
+How much is demanded depends on where the value stands. In an explicit `<tool_call>` it is taken as it is, so that the
+agent can answer a wrong name or argument, and written again it gives the model's own text. Everywhere else it must name
+an offered tool and its arguments must fit, so that JSON answers, echoed tool definitions and log records stay text.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from shared.records import ToolCall
+from shared.tool_calls.json_values import value_of
+from shared.tool_calls.offered import Offered, is_placeholder
+
+FORM = '{"name": ..., "arguments": {...}}'
+_NAME = re.compile(r"[^\W\d][\w.:/-]{0,127}")
+_NAME_KEYS = ("name", "tool", "function", "tool_name", "function_name", "action")
+_ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params", "tool_input", "action_input", "kwargs")
+_USUAL_KEYS = {"name", "arguments"}
+_WRAPPER_KEYS = ("function", "function_call", "tool_call")
+_OTHER_KEYS = {"id", "index", "type", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "role", "content"}  # fmt: skip
+_MAX_DEPTH = 64
+
+
+def calls_in(value: Any, offered: Offered, *, explicit: bool) -> tuple[list[ToolCall], str]:
+    """The calls that a JSON value means, or none and what is wrong with it ("" for plain data)."""
+    calls = []
+    for item in _items(value):
+        call = _call(item, offered, explicit)
+        if not isinstance(call, ToolCall):
+            return [], call
+        calls.append(call)
+    return calls, ""
+
+
+def canonical_call(value: Any) -> ToolCall | None:
+    """What `calls_in` says of an explicit call in the usual form; None for any other."""
+    if not isinstance(value, dict) or value.keys() != _USUAL_KEYS:
+        return None
+    name, arguments = value["name"], value["arguments"]
+    if not isinstance(name, str) or not isinstance(arguments, dict) or not _NAME.fullmatch(name):
+        return None
+    return None if _is_definition(value, "arguments") or _flaw(arguments) else ToolCall(name, arguments)
+
+
+def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:
+    """A call from a name and what stands for its arguments, or what is wrong with it."""
+    if not _NAME.fullmatch(name):
+        return f"The <tool_call> names no tool; write {FORM}."
+    arguments = _arguments(given, name, offered)
+    if arguments is None:
+        return f"The arguments of {name} are not a JSON object; write {FORM}."
+    if not explicit:
+        arguments = offered.typed(name, arguments)
+        problem = offered.misfit(name, arguments)
+        if problem or is_placeholder(arguments):
+            return problem
+    flaw = _flaw(arguments)
+    return f"The arguments of {name} {flaw}." if flaw else ToolCall(name, arguments)
+
+
+def _items(value: Any) -> list[Any]:
+    """A JSON value as a list of possible calls."""
+    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
+        value = value["tool_calls"]
+    return (value or [None]) if isinstance(value, list) else [value]
+
+
+def _call(value: Any, offered: Offered, explicit: bool) -> ToolCall | str:
+    fields = _fields(value)
+    name_key = next((key for key in _NAME_KEYS if isinstance(fields.get(key), str)), None)
+    if name_key is None or not _NAME.fullmatch(fields[name_key].strip()):
+        return f"The <tool_call> names no tool; write {FORM}." if explicit else ""
+    name = fields[name_key] if explicit else fields[name_key].strip()
+    key = next((key for key in _ARGUMENT_KEYS if key in fields), None)
+    if not explicit and (name not in offered or key is None or fields.keys() - _OTHER_KEYS - {name_key, key}):
+        return ""
+    if _is_definition(fields, key):
+        return f"The <tool_call> repeats the definition of {name}; write {FORM}." if explicit else ""
+    given = _flat_arguments(fields, name_key, offered.parameters(name)) if key is None else fields[key]
+    return call_of(name, given, offered, explicit=explicit)
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """The object that holds the name, which other objects may wrap."""
+    if not isinstance(value, dict) or "name" in value:
+        return value if isinstance(value, dict) else {}
+    return next((value[key] for key in _WRAPPER_KEYS if isinstance(value.get(key), dict)), value)
+
+
+def _is_definition(fields: dict[str, Any], key: str | None) -> bool:
+    given = fields.get(key or "")
+    schema = isinstance(given, dict) and "properties" in given and ("type" in given or "required" in given)
+    return schema or (key == "parameters" and "description" in fields)
+
+
+def _flat_arguments(fields: dict[str, Any], name_key: str, parameters: Any) -> dict[str, Any]:
+    """Arguments written beside the name, if all of them are parameters of the tool."""
+    rest = {key: value for key, value in fields.items() if key != name_key}
+    return rest if rest and rest.keys() <= parameters.keys() else {}
+
+
+def _arguments(given: Any, name: str, offered: Offered) -> dict[str, Any] | None:
+    """Arguments as an object: also from JSON text, encoded once or more, and from the bare value of an only argument."""
+    text = ""
+    while isinstance(given, str) and given.strip():
+        text = given
+        given = value_of(text)
+        if given is None:
+            break
+    if isinstance(given, dict):
+        return given
+    parameters = offered.parameters(name)
+    if text and len(parameters) == 1 and not text.lstrip().startswith(("{", "[")):
+        return {next(iter(parameters)): text}
+    return {} if not text and (given is None or given == "" or given == []) else None
+
+
+def _flaw(value: Any, depth: int = 0) -> str:
+    """What keeps a value from being sent as JSON."""
+    if isinstance(value, str):
+        return "" if value.isascii() or _is_unicode(value) else "hold half of a unicode surrogate pair"
+    if isinstance(value, float):
+        return "" if math.isfinite(value) else "hold a number that is too large"
+    if not isinstance(value, dict | list):
+        return ""
+    if depth == _MAX_DEPTH:
+        return "are nested too deeply"
+    inner = [*value, *value.values()] if isinstance(value, dict) else value
+    return next(filter(None, (_flaw(item, depth + 1) for item in inner)), "")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

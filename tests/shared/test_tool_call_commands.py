@@ -1,0 +1,86 @@
+"""`python -m shared.tool_calls`: case files and conformance reports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.records import Episode, StopReason, Turn, to_json
+from shared.tool_calls.__main__ import main
+from tests.shared.tool_call_examples import COLUMNS_JSON, TAGGED
+
+ROOT = Path(__file__).resolve().parents[2]
+CASES = ROOT / ".." / "shared" / "parser_cases" / "format_cases.jsonl"
+CASE = {
+    "id": "one", "output": f"So.\n{TAGGED}", "tools": ["get_columns"], "expect_content": "So.",
+    "expect_calls": [{"name": "get_columns", "arguments": {"table": "claims"}}],
+}  # fmt: skip
+
+
+def written(path: Path, *rows: object) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.skipif(not CASES.exists(), reason="the case file is not here")
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_all_known_cases_are_read_as_expected(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--cases", str(CASES), *options]) == 0
+    assert capsys.readouterr().out == "calls 93/93 negatives 27/27\n"
+
+
+def test_a_failing_case_is_shown_with_what_was_expected_and_got(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = {**CASE, "id": "wrong", "expect_content": "Else."}
+    negative = {**CASE, "id": "negative", "expect_calls": [], "expect_content": None}
+    assert main(["--cases", written(tmp_path / "cases.jsonl", CASE, wrong, negative)]) == 1
+    out = capsys.readouterr().out
+    assert "wrong: content\n  expected 'Else.'\n  got      'So.'" in out
+    assert "negative: calls\n  expected []\n  got" in out
+    assert out.endswith("calls 1/2 negatives 0/1\n")
+
+
+def test_cases_may_bring_their_own_schemas(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema = {"name": "f", "parameters": {"properties": {"n": {"type": "integer"}}}}
+    call = {"name": "f", "arguments": {"n": 1}}
+    rows = [{"id": str(tool), "output": "f(n=1)", "tools": [tool], "expect_calls": [call]} for tool in (schema, "f")]
+    assert main(["--cases", written(tmp_path / "cases.jsonl", *rows), "--stream"]) == 0
+    assert capsys.readouterr().out == "calls 2/2 negatives 0/0\n"
+
+
+def test_a_file_that_is_no_case_file_is_refused_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--cases", str(tmp_path / "none.jsonl")]) == 2
+    assert main(["--cases", written(tmp_path / "other.jsonl", {"text": "Hi"})]) == 2
+    assert capsys.readouterr().err.count("cannot be read") == 2
+
+
+def test_a_report_counts_forms_calls_and_reasons_over_texts_and_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turn = Turn(TAGGED, "", (), (), (), (), 1, 1, 1, None)
+    episode = json.loads(to_json(Episode("q", (turn, turn), StopReason.ANSWERED, None)))
+    path = written(
+        tmp_path / "texts.jsonl", COLUMNS_JSON, {"output": "Three."}, {"text": "<tool_call>no</tool_call>"}, episode
+    )
+    assert main(["--report", path]) == 0
+    table = (tmp_path / "texts.calls.md").read_text(encoding="utf-8")
+    assert table in capsys.readouterr().out
+    assert "| hermes | 2 | 40.0% |" in table
+    assert "| bare | 1 | 20.0% |" in table
+    assert "| stock Hermes grammar | 2 |\n| qwen25_coder | 3 |\n| malformed: The text inside" in table
+
+
+def test_the_grammar_needs_neither_torch_nor_vllm_nor_any_other_package() -> None:
+    code = (
+        "import sys; import shared.tool_calls.__main__ as m; "
+        "print(sorted({n.split('.')[0] for n in sys.modules} - sys.stdlib_module_names - {'shared', '__main__'}))"
+    )
+    command = [sys.executable, "-S", "-c", code]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == "[]"
