@@ -6,7 +6,8 @@ Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluat
 lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
 Greedy decoding in a batch is not bit-for-bit repeatable: the batch a request lands in changes the rounding.
 
-`python -m shared.evaluate --model FOLDER` evaluates any model folder, `--endpoint URL --tokenizer FOLDER` any endpoint.
+`python -m shared.evaluate --model FOLDER` evaluates any model folder, `--endpoint URL --tokenizer FOLDER` any endpoint;
+`--verdicts CASES --databases FOLDER` compares the official judges of shared/judges/ with recorded verdicts.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from shared.cli import check_name, common_parser, resolve, run_main
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
+from shared.judges.verdicts import compare_verdicts
 from shared.metrics import Summary, percent, summarise
 from shared.model_folder import check_model_folder
 from shared.prompts import SYSTEM_PROMPT, TOOLS
@@ -264,9 +266,19 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=Path, help="Hugging Face model folder; served with vLLM meanwhile")
     what.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1")
+    what.add_argument(
+        "--verdicts", type=Path, metavar="CASES", help="compare our judges with recorded verdicts (JSONL)"
+    )
+    parser.add_argument("--databases", type=Path, help="with --verdicts: folder of <db_id>/<db_id>.sqlite")
+    parser.add_argument("--testsuite", type=Path, help="with --verdicts: folder of <db_id>/*.sqlite or <db_id>.tar.gz")
     parser.add_argument("--tokenizer", type=Path, help="with --endpoint: folder with the model's tokenizer.json")
     parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
     args = parser.parse_args()
+    if args.verdicts:
+        if not args.databases:
+            raise UserError("--verdicts needs --databases FOLDER: the verdicts are about queries on these databases.")
+        compare_verdicts(args.verdicts, args.databases, args.testsuite)
+        return
     config, run = resolve(args)
     if args.endpoint and not re.fullmatch(
         r"https?://[\w.-]+(:\d{1,5})?(/\S*)?|https?://\[[0-9a-f:]+\](:\d{1,5})?(/\S*)?", args.endpoint

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shared import database as database_module
+from shared import sandbox_pool
 from shared.database import Column, Database, SqlError
 from shared.errors import UserError
 from tests.shared.examples import LIMITS, insurance, insurance_file
@@ -239,7 +239,7 @@ def test_many_threads_share_one_database(tmp_path: Path) -> None:
 def test_a_sandbox_that_died_while_idle_is_replaced(tmp_path: Path) -> None:
     database = insurance(tmp_path)
     database.execute("SELECT 1")
-    for worker in database_module._idle:
+    for worker in sandbox_pool._idle:
         worker._process.kill()
         worker._process.wait()
     assert database.execute("SELECT 1").rows == ((1,),)
@@ -247,8 +247,8 @@ def test_a_sandbox_that_died_while_idle_is_replaced(tmp_path: Path) -> None:
 
 def test_no_sandbox_outlives_a_killed_owner(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from shared import database as d; from tests.shared.examples import LIMITS\n"
-        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(d._idle[0]._process.pid, flush=True); time.sleep(60)"
+        "import sys, time; from shared import database as d, sandbox_pool as p; from tests.shared.examples import LIMITS\n"
+        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(p._idle[0]._process.pid, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script, str(insurance_file(tmp_path))], stdout=subprocess.PIPE, text=True
