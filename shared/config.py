@@ -169,7 +169,7 @@ _POSITIVE = (
     "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints"
 ).split()
 _NOT_NEGATIVE = (
-    "seed data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
+    "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
     "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature"
 ).split()
 _SHARES = "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()

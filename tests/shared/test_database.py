@@ -220,7 +220,7 @@ def test_a_sandbox_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: p
     database = insurance(tmp_path)
     database.execute("SELECT 1")
     os.kill(sandbox_pool._idle[-1]._process.pid, signal.SIGSTOP)
-    with pytest.raises(SqlError, match="stopped after 0.5 s"):
+    with pytest.raises(SqlError, match=r"stopped after 0\.5 s"):
         database.execute("SELECT 1")
     monkeypatch.undo()
     assert database.execute("SELECT 1").rows == ((1,),)
