@@ -18,7 +18,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ from shared.runs import (
     read_manifest,
     write_json,
 )
+from shared.samples import in_samples
 from shared.services import locked
 from shared.serving import vllm_server
 from shared.settings import Config
@@ -62,7 +63,7 @@ def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> 
     def play(questions: Sequence[Question], folder: Path) -> Summary:
         tokenizer = Tokenizer.from_folder(model)
         with vllm_server(model, config, folder) as base_url:
-            return asyncio.run(evaluate(questions, base_url, tokenizer, config, folder))
+            return _played(questions, base_url, tokenizer, config, folder)
 
     return _recorded(play, config, run, who, model=model)
 
@@ -71,9 +72,18 @@ def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirecto
     """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
 
     def play(questions: Sequence[Question], folder: Path) -> Summary:
-        return asyncio.run(evaluate(questions, url, Tokenizer.from_folder(tokenizer), config, folder))
+        return _played(questions, url, Tokenizer.from_folder(tokenizer), config, folder)
 
     return _recorded(play, config, run, who, model=url, tokenizer=tokenizer)
+
+
+def _played(
+    questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path
+) -> Summary:
+    def once(place: Path) -> Awaitable[Summary]:
+        return evaluate(questions, base_url, tokenizer, config, place)
+
+    return asyncio.run(in_samples(once, questions, config, folder))
 
 
 def _recorded(

@@ -109,6 +109,7 @@ class VllmConfig:
 @dataclass(frozen=True)
 class EvaluateConfig:
     questions: int
+    samples: int
     concurrency: int
     temperature: float
     bootstrap_samples: int
