@@ -2,6 +2,7 @@
 
     python -m data import SOURCE --check                    the data report alone
     python -m data import SOURCE --out FOLDER               … and a folder in Spider layout for data.spider_dir
+    python -m data import SOURCE --databases ADDRESS …      questions on a live database, which is read once (data/live.py)
 
 The databases are linked, not copied; rows that cannot be used stop the import with their file and line, or are left out
 and listed in FOLDER/skipped.jsonl with --bad-rows skip.
@@ -11,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data import live
 from data.check import UNUSABLE, Checked, check
 from data.sources import find_source
 from shared.config import load_config
@@ -27,7 +30,8 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m data import", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("source", type=Path, help="folder in Spider or BIRD layout, or a .jsonl, .json or .csv file")
-    parser.add_argument("--databases", type=Path, help="folder of SQLite files, or the one file of all questions")
+    parser.add_argument("--databases", help="folder of SQLite files, the one file of all questions, or an address like postgresql://…")
+    parser.add_argument("--tables", default="", help="with an address: the tables to read, parted by commas (default: all)")
     parser.add_argument("--out", type=Path, help="folder to write, for data.spider_dir")
     parser.add_argument("--check", action="store_true", help="print the data report and write nothing")
     parser.add_argument(
@@ -44,10 +48,21 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("python -m data import needs --out FOLDER to write to, or --check for the report alone.")
     if not args.source.exists():
         raise UserError(f"There is no {args.source}; give a folder or a question file.")
-    checked = check(find_source(args.source, args.databases), load_config(args.config, None, args.overrides))
-    print(checked.report())
-    if not args.check:
-        write(checked, args.out, skip=args.bad_rows == "skip")
+    config = load_config(args.config, None, args.overrides)
+    with tempfile.TemporaryDirectory(prefix="firstcall-") as passing:
+        databases = _databases(args.databases, args.tables, Path(passing) if args.check else args.out)
+        checked = check(find_source(args.source, databases), config)
+        print(checked.report())
+        if not args.check:
+            write(checked, args.out, skip=args.bad_rows == "skip")
+
+
+def _databases(given: str | None, tables: str, place: Path) -> Path | None:
+    """Where the databases are; one behind an address becomes a snapshot in `place`."""
+    if given is None or not live.is_address(given):
+        return Path(given) if given else None
+    names = [name.strip() for name in tables.split(",") if name.strip()]
+    return live.snapshot(given, place / "snapshot" / "snapshot.sqlite", names)
 
 
 def write(checked: Checked, folder: Path, *, skip: bool) -> None:
