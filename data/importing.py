@@ -30,8 +30,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m data import", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("source", type=Path, help="folder in Spider or BIRD layout, or a .jsonl, .json or .csv file")
-    parser.add_argument("--databases", help="folder of SQLite files, the one file of all questions, or an address like postgresql://…")
-    parser.add_argument("--tables", default="", help="with an address: the tables to read, parted by commas (default: all)")
+    parser.add_argument(
+        "--databases", help="folder of SQLite files, the one file of all questions, or an address like postgresql://…"
+    )
+    parser.add_argument(
+        "--tables", default="", help="with an address: the tables to read, parted by commas (default: all)"
+    )
     parser.add_argument("--out", type=Path, help="folder to write, for data.spider_dir")
     parser.add_argument("--check", action="store_true", help="print the data report and write nothing")
     parser.add_argument(

@@ -99,14 +99,18 @@ def _refuse_a_writing_role(live: Any, alchemy: Any, shown: str) -> None:
     else:
         found = False
     if found:
-        raise UserError(f"The role of {shown} can write; give one that may only SELECT, so that nothing can harm the database.")
+        raise UserError(
+            f"The role of {shown} can write; give one that may only SELECT, so that nothing can harm the database."
+        )
 
 
 def _chosen(known: Iterable[str], wanted: Sequence[str], shown: str) -> list[str]:
     names = sorted(known)
     missing = [name for name in wanted if name not in names]
     if missing or not names:
-        raise UserError(f"{shown} holds no table {', '.join(missing) or 'at all'}; it has: {', '.join(names)[:500] or 'none'}.")
+        raise UserError(
+            f"{shown} holds no table {', '.join(missing) or 'at all'}; it has: {', '.join(names)[:500] or 'none'}."
+        )
     return [name for name in names if not wanted or name in wanted]
 
 

@@ -1,6 +1,6 @@
 """A SQLite database that a model may query: schema, results, and errors it can act on.
 
-The SQL itself runs in separate small processes: shared/sandbox.py says what it may do there and what stops it. Calls
+The SQL itself runs in separate small processes; shared/sandbox.py says what it may do there and what stops it. Calls
 may come from any thread.
 """
 
@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shared import sandbox
+from shared import sandbox, sandbox_official
 from shared.errors import UserError
 from shared.sandbox_pool import SandboxError, SqlError, ask
 from shared.settings import SandboxConfig
@@ -138,7 +138,7 @@ class Database:
         Each has `seconds`; SQLite's own limits apply and no row cap. `decoding` is how text that is not UTF-8 is read:
         "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
         """
-        if any("\0" in sql or len(sql) > sandbox.OFFICIAL_SQL_LENGTH for sql in statements):
+        if any("\0" in sql or len(sql) > sandbox_official.MAX_SQL_LENGTH for sql in statements):
             raise SqlError("SQLite does not read this text.")
         answers = ask("official", self._uri, _encodable(statements), seconds, decoding, _OFFICIAL_BYTES)
         for kind, *answer in answers:

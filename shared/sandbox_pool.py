@@ -1,4 +1,4 @@
-"""Runs SQL in sandbox processes (shared/sandbox.py) that are kept for the next query and end with this one.
+"""Runs SQL in sandbox processes (shared/sandbox_process.py) that are kept for the next query and end with this one.
 
 Calls may come from any thread; each query has a process to itself. A query that cannot be stopped otherwise takes only
 its own process with it.
@@ -13,9 +13,10 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import IO, Any
 
-from shared import sandbox
+from shared import sandbox, sandbox_process
 
 _GRACE_SECONDS = 10.0  # for a start on a busy machine; a process that outlives its own alarm clock by more is killed
 
@@ -40,7 +41,7 @@ class _EndedIdle(Exception):
 
 
 def ask(request: str, uri: str, sql: str | tuple[str, ...], seconds: float, *rest: Any) -> Any:
-    """The answer of a function of shared/sandbox.py; raises SqlError when the query ended its process."""
+    """The answer of a function of shared/sandbox.py or shared/sandbox_official.py; raises SqlError when the query ended its process."""
     while True:
         idle = _take_idle()
         worker = idle or _Worker()
@@ -58,7 +59,9 @@ class _Worker:
     """One sandbox process. It ends itself when its stdin closes, so none outlives this process."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", sandbox.__file__]
+        root = str(Path(__file__).resolve().parents[1])
+        program = f"import sys; sys.path.append({root!r}); from shared.sandbox_process import serve; serve()"
+        command = [sys.executable, "-I", "-S", "-c", program]
         # Libraries preloaded for vLLM would use up the sandbox's memory before it starts.
         variables = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         self._process = subprocess.Popen(
@@ -70,9 +73,9 @@ class _Worker:
         seconds = request[3]
         silent = False
         try:
-            sandbox.send(_open(self._process.stdin), request)
+            sandbox_process.send(_open(self._process.stdin), request)
             silent = not self._answers_within(seconds + _GRACE_SECONDS)
-            return sandbox.receive(_open(self._process.stdout))
+            return sandbox_process.receive(_open(self._process.stdout))
         except (EOFError, BrokenPipeError) as error:
             code = self.close()
             if silent or code == -signal.SIGALRM:

@@ -51,12 +51,12 @@ class _Table:
 def make_copies(database: Path, golds: Sequence[str], folder: Path, count: int, seed: int) -> list[Path]:
     """Write `count` copies of `database` into `folder` as 0.sqlite, 1.sqlite, …; `golds` are queries asked of it.
 
-    Copies that are there already are kept. Raises UserError when the database cannot be read.
+    Copies that were there are replaced. Raises UserError when the database cannot be read.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("*.sqlite"):
+        old.unlink()
     paths = [folder / f"{number}.sqlite" for number in range(count)]
-    if all(path.is_file() for path in paths):
-        return paths
     try:
         with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda value: value.decode("utf-8", "replace")

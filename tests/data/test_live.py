@@ -23,7 +23,8 @@ needs_sqlalchemy = pytest.mark.skipif(not INSTALLED, reason="SQLAlchemy is not i
 
 
 @pytest.mark.parametrize(
-    ("text", "address"), [("postgresql+psycopg://me@host/x", True), ("duckdb:///a.db", True), ("databases/x.sqlite", False)]
+    ("text", "address"),
+    [("postgresql+psycopg://me@host/x", True), ("duckdb:///a.db", True), ("databases/x.sqlite", False)],
 )
 def test_addresses_are_told_from_paths(text: str, address: bool) -> None:
     assert is_address(text) is address

@@ -56,11 +56,11 @@ def test_the_same_seed_gives_the_same_copies_and_another_one_others(tmp_path: Pa
     assert rows(first, listed) == rows(again, listed) != rows(other, listed)
 
 
-def test_copies_that_are_there_are_kept_and_a_damaged_database_is_named(tmp_path: Path) -> None:
+def test_copies_that_were_there_are_replaced_and_a_damaged_database_is_named(tmp_path: Path) -> None:
     path = insurance_file(tmp_path)
-    (copy,) = make_copies(path, GOLDS, tmp_path / "copies", 1, seed=0)
-    before = copy.stat().st_mtime_ns
-    assert make_copies(path, GOLDS, tmp_path / "copies", 1, seed=5)[0].stat().st_mtime_ns == before
+    make_copies(path, GOLDS, tmp_path / "copies", 3, seed=0)
+    make_copies(path, GOLDS, tmp_path / "copies", 1, seed=1)
+    assert [file.name for file in (tmp_path / "copies").iterdir()] == ["0.sqlite"]
     path.write_bytes(b"no database" * 100)
     with pytest.raises(UserError, match=r"insurance\.sqlite cannot be copied"):
         make_copies(path, GOLDS, tmp_path / "others", 1, seed=0)
