@@ -10,7 +10,6 @@ and listed in FOLDER/skipped.jsonl with --bad-rows skip.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -20,15 +19,14 @@ from typing import Any
 from data import live
 from data.check import UNUSABLE, Checked, check
 from data.sources import find_source
-from shared.config import load_config
+from shared.cli import common_parser, resolve
 from shared.errors import UserError
 from shared.records import write_jsonl
 
 
 def main(arguments: Sequence[str]) -> None:
     """Read, check, report, and write unless --check."""
-    parser = argparse.ArgumentParser(prog="python -m data import", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = common_parser("python -m data import", "Bring a data set in, looked at first; see data/importing.py.")
     parser.add_argument("source", type=Path, help="folder in Spider or BIRD layout, or a .jsonl, .json or .csv file")
     parser.add_argument(
         "--databases", help="folder of SQLite files, the one file of all questions, or an address like postgresql://…"
@@ -41,18 +39,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--bad-rows", choices=("fail", "skip"), default="fail", help="what unusable rows do (default: fail)"
     )
-    parser.add_argument(
-        "--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)"
-    )
-    parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="change one setting"
-    )
     args = parser.parse_args(arguments)
     if not args.check and args.out is None:
         raise UserError("python -m data import needs --out FOLDER to write to, or --check for the report alone.")
     if not args.source.exists():
         raise UserError(f"There is no {args.source}; give a folder or a question file.")
-    config = load_config(args.config, None, args.overrides)
+    config, _ = resolve(args)
+    if args.dry_run:
+        print(f"reads {args.source}, writes {'nothing' if args.check else args.out}")
+        return
     with tempfile.TemporaryDirectory(prefix="firstcall-") as passing:
         databases = _databases(args.databases, args.tables, Path(passing) if args.check else args.out)
         checked = check(find_source(args.source, databases), config)
