@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from data.demo.build import make_rows, write_database
 from data.demo.domains import DOMAINS
 from data.demo.generate import Taken, generate
 from data.splits import Splits, leakage_check, make_splits
+from shared.audit.copies import make_copies
 from shared.errors import UserError
-from shared.records import write_jsonl
+from shared.records import Question, write_jsonl
 from shared.settings import Config
 
 _LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
@@ -33,9 +34,22 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     sizes = {question.db_id: Path(question.database).stat().st_size for question in loaded.questions}
     splits = make_splits(loaded.questions, config.data, config.seed, sizes)
     leakage_check(splits.train, splits.val, splits.test)
+    splits.train = _with_copies(splits.train, folder.resolve() / "copies", config)
     for name, questions in splits.items():
         write_jsonl(folder / f"{name}.jsonl", questions)
     return _counts(splits, loaded)
+
+
+def _with_copies(questions: Sequence[Question], folder: Path, config: Config) -> list[Question]:
+    """The training questions with perturbed copies of their databases; evaluation knows no copies."""
+    if not config.data.copies:
+        return list(questions)
+    golds: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for question in questions:
+        golds[question.db_id, question.database].append(question.gold_sql)
+    for (db_id, database), queries in tqdm(golds.items(), desc="copying databases", unit="database", delay=2):
+        make_copies(Path(database), queries, folder / db_id, config.data.copies, config.seed)
+    return [dataclasses.replace(question, copies=str(folder / question.db_id)) for question in questions]
 
 
 def _demo(config: Config, folder: Path) -> spider.Loaded:

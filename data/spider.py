@@ -1,5 +1,6 @@
 """Reads questions in Spider layout: `dev.json` and/or `train_spider.json`, `database/<db_id>/<db_id>.sqlite`.
 
+A row has db_id, question and query, and may have `evidence`, which is shown with the question, and a `difficulty`.
 Both files go into one pool; which questions are for training and which for testing is decided by the splits. The schema
 is read from the databases themselves, so `tables.json` is not needed. Every gold is run once: what cannot be run and
 compared later is a bad row here, with its file, row number and reason.
@@ -15,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.sql_form import rate
+from data.sql_form import DIFFICULTIES, rate
 from shared.database import Database, SqlError
 from shared.errors import UserError
 from shared.records import Question
@@ -94,7 +95,11 @@ def _read(row: Any, identity: str, databases: _Databases) -> tuple[Question, boo
     if result.truncated:
         raise _Unusable("its gold SQL returns too much to be compared; narrow the query or raise "
                         "sandbox.max_compare_rows and sandbox.max_result_bytes")  # fmt: skip
-    record = Question(identity, db_id, question, gold, str(database.path), rate(gold), "spider")
+    evidence, rated = row.get("evidence"), row.get("difficulty")
+    if isinstance(evidence, str) and evidence.strip():
+        question += f"\nEvidence: {evidence.strip()}"
+    difficulty = rated if rated in DIFFICULTIES else rate(gold)
+    record = Question(identity, db_id, question, gold, str(database.path), difficulty, "spider")
     return record, not result.rows
 
 

@@ -13,7 +13,7 @@ from shared.records import read_questions
 from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished
 from shared.settings import Config
 
-VERSION = 2  # raise when the same settings give other data
+VERSION = 3  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")
 
 
@@ -34,9 +34,14 @@ def run(config: Config, run: RunDirectory) -> Path:
 
 
 def databases(run: RunDirectory) -> dict[str, str]:
-    """The database files of all questions, by db_id: a data stage is complete only while they are there."""
+    """The database files of all questions and their copies, by db_id: a data stage is complete only while they are there."""
     questions = (question for split in _SPLITS for question in read_questions(run.data / f"{split}.jsonl"))
-    return {f"database {question.db_id}": question.database for question in questions}
+    files = {}
+    for question in questions:
+        files[f"database {question.db_id}"] = question.database
+        if question.copies:
+            files[f"copies {question.db_id}"] = question.copies
+    return files
 
 
 def plan(config: Config, run: RunDirectory) -> list[str]:

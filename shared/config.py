@@ -163,13 +163,13 @@ _POSITIVE = (
     "sandbox.timeout_seconds sandbox.max_rows agent.max_turns agent.max_turn_tokens agent.context_tokens "
     "agent.observation_tokens sft.max_traces sft.lora_rank sft.epochs sft.batch_size sft.gradient_accumulation "
     "sft.max_length sft.eval_steps sft.learning_rate grpo.train_batch_size grpo.mini_batch_size grpo.micro_batch_size "
-    "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions "
+    "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions evaluate.samples "
     "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database sandbox.max_compare_rows "
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
     "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints"
 ).split()
 _NOT_NEGATIVE = (
-    "seed data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
+    "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
     "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature"
 ).split()
 _SHARES = "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()

@@ -1,46 +1,33 @@
 """A SQLite database that a model may query: schema, results, and errors it can act on.
 
-The SQL itself runs in separate small processes (shared/sandbox.py) that are kept for the next query and end with this
-one; a query that cannot be stopped otherwise takes only its own process with it. Calls may come from any thread.
-Limit: SQLite's C code is trusted to be free of exploitable bugs; there is no system-call filter.
+The SQL itself runs in separate small processes; shared/sandbox.py says what it may do there and what stops it. Calls
+may come from any thread.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import os
 import shutil
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from shared import sandbox
+from shared import sandbox, sandbox_official
 from shared.errors import UserError
+from shared.sandbox_pool import SandboxError, SqlError, ask
 from shared.settings import SandboxConfig
 
+_UNREADABLE = "The SQL holds a character that SQLite cannot read; write plain text."
+_OFFICIAL_BYTES = 256_000_000  # of all cells of one result, by far more than any gold of Spider or BIRD returns
 
-class SqlError(Exception):
-    """SQL that could not be run; `str(error)` is a message a model can act on.
+Rows = tuple[tuple[Any, ...], ...]
 
-    `kind` is "error" (SQLite refused it), "denied" (not a read), "timeout" or "too_large".
-    """
-
-    def __init__(self, message: str, kind: str = "error") -> None:
-        super().__init__(message)
-        self.kind = kind
-
-
-class SandboxError(RuntimeError):
-    """The process that runs the SQL could not start or broke; nobody's query is to blame."""
+__all__ = ["Column", "Database", "QueryResult", "SandboxError", "Schema", "SqlError", "Table"]
 
 
 @dataclass(frozen=True)
@@ -82,7 +69,7 @@ class QueryResult:
     """Rows of one query; `truncated` says that a row or byte cap left some out."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
+    rows: Rows
     truncated: bool
 
 
@@ -95,7 +82,8 @@ class Database:
         if not self.path.is_file():
             raise UserError(f"Database {self.path} does not exist; check the `database` path of the questions.")
         with self._damage_is_the_users():
-            self._uri = f"{self._settled_file().resolve().as_uri()}?mode=ro&immutable=1"
+            self._file = self._settled_file().resolve()
+            self._uri = f"{self._file.as_uri()}?mode=ro&immutable=1"
             if not self.schema.tables:
                 raise UserError(f"Database {self.path} holds no table; check that it is the right file.")
 
@@ -119,10 +107,18 @@ class Database:
 
         Raises SqlError for everything the author of the SQL can change, UserError for a damaged file.
         """
-        if "\0" in sql or any("\ud800" <= character <= "\udfff" for character in sql):
-            raise SqlError("The SQL holds a character that SQLite cannot read; write plain text.")
-        wanted = self.limits.max_rows if max_rows is None else max_rows
-        kind, *answer = self._ask("answer", sql, wanted, self.limits.max_result_bytes)
+        if "\0" in sql:
+            raise SqlError(_UNREADABLE)
+        if len(sql) > sandbox.MAX_SQL_LENGTH:
+            raise SqlError(
+                f"The SQL is too large, more than {sandbox.MAX_SQL_LENGTH} characters; write a shorter one.",
+                "too_large",
+            )
+        limits = self.limits
+        wanted = limits.max_rows if max_rows is None else max_rows
+        kind, *answer = ask(
+            "answer", self._uri, _encodable(sql), limits.timeout_seconds, self._mark(), wanted, limits.max_result_bytes
+        )
         if kind == "damage":
             raise UserError(f"Database {self.path} cannot be read ({answer[0]}); restore or replace the file.")
         if kind != "rows":
@@ -131,22 +127,32 @@ class Database:
 
     def text_in_double_quotes(self, sql: str) -> str | None:
         """The first "name" in `sql` that is no column, which SQLite therefore reads as a text; None if there is none."""
-        return self._ask("unknown_name", sql) if '"' in sql else None
+        if '"' not in sql or len(sql) > sandbox.MAX_SQL_LENGTH:
+            return None
+        found = ask("unknown_name", self._uri, _encodable(sql), self.limits.timeout_seconds)
+        return found if isinstance(found, str) else None
 
-    def _ask(self, name: str, sql: str, *caps: int) -> Any:
-        seconds = self.limits.timeout_seconds
-        while True:
-            idle = _take_idle()
-            worker = idle or _Worker()
-            try:
-                result = worker.ask((name, self._uri, sql, seconds, *caps))
-            except BrokenPipeError:
-                worker.close()
-                if idle:  # it ended while it waited: take another one
-                    continue
-                raise
-            _idle.append(worker)
-            return result
+    def official(self, statements: tuple[str, ...], seconds: float, decoding: str) -> list[Rows]:
+        """Rows of statements run one after another as an official evaluator does: writing ones work, on a private copy.
+
+        Each has `seconds`; SQLite's own limits apply and no row cap. `decoding` is how text that is not UTF-8 is read:
+        "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
+        """
+        if any("\0" in sql or len(sql) > sandbox_official.MAX_SQL_LENGTH for sql in statements):
+            raise SqlError("SQLite does not read this text.")
+        answers = ask("official", self._uri, _encodable(statements), seconds, decoding, _OFFICIAL_BYTES)
+        for kind, *answer in answers:
+            if kind != "rows":
+                raise SqlError(answer[0], kind)
+            if answer[-1]:
+                raise SqlError("The result is too large to be compared.", "too_large")
+        return [rows for _, _, rows, _ in answers]
+
+    def _mark(self) -> tuple[int, ...]:
+        """Tells the states of the file apart, as far as that is possible without reading it."""
+        with self._damage_is_the_users():
+            status = self._file.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     @contextlib.contextmanager
     def _damage_is_the_users(self) -> Iterator[None]:
@@ -172,60 +178,14 @@ class Database:
         return copy
 
 
-class _Worker:
-    """One sandbox process. It ends itself when its stdin closes, so none outlives this process."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-I", "-S", sandbox.__file__]
-        # Libraries preloaded for vLLM would use up the sandbox's memory before it starts.
-        variables = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        self._process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-
-    def ask(self, request: tuple[Any, ...]) -> Any:
-        """Send one request and wait for its answer; raises SqlError when the query ended the process."""
-        sandbox.send(_open(self._process.stdin), request)
+def _encodable(sql: Any) -> Any:
+    """The same text or texts; SqlError when half a character in them cannot be sent to SQLite."""
+    for text in (sql,) if isinstance(sql, str) else sql:
         try:
-            return sandbox.receive(_open(self._process.stdout))
-        except EOFError:
-            code = self.close()
-        if code == -signal.SIGALRM:
-            raise SqlError(sandbox.timeout_message(f"{request[3]:g}"), "timeout")
-        if code < 0:
-            raise SqlError("The query used up the memory of the sandbox; select less at once.", "too_large")
-        raise SandboxError(f"the SQL sandbox ended with exit code {code}; its message stands above")
-
-    def close(self) -> int:
-        """End the process and return its exit code."""
-        with contextlib.suppress(BrokenPipeError):
-            _open(self._process.stdin).close()
-        _open(self._process.stdout).close()
-        return self._process.wait()
-
-
-def _open(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None
-    return stream
-
-
-_idle: list[_Worker] = []  # append and pop are atomic
-
-
-def _take_idle() -> _Worker | None:
-    try:
-        return _idle.pop()
-    except IndexError:
-        return None
-
-
-def _close_idle() -> None:
-    while worker := _take_idle():
-        worker.close()
-
-
-atexit.register(_close_idle)
-os.register_at_fork(after_in_child=_idle.clear)  # the pipes belong to the parent
+            text.encode()
+        except UnicodeEncodeError:
+            raise SqlError(_UNREADABLE) from None
+    return sql
 
 
 def _columns(connection: sqlite3.Connection, table: str) -> tuple[Column, ...]:

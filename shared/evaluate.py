@@ -6,7 +6,8 @@ Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluat
 lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
 Greedy decoding in a batch is not bit-for-bit repeatable: the batch a request lands in changes the rounding.
 
-`python -m shared.evaluate --model FOLDER` evaluates any model folder, `--endpoint URL --tokenizer FOLDER` any endpoint.
+`python -m shared.evaluate --model FOLDER` evaluates any model folder, `--endpoint URL --tokenizer FOLDER` any endpoint;
+`--verdicts CASES --databases FOLDER` compares the official judges of shared/judges/ with recorded verdicts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from shared.cli import check_name, common_parser, resolve, run_main
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
+from shared.judges.verdicts import compare_verdicts
 from shared.metrics import Summary, percent, summarise
 from shared.model_folder import check_model_folder
 from shared.prompts import SYSTEM_PROMPT, TOOLS
@@ -44,6 +46,7 @@ from shared.runs import (
     read_manifest,
     write_json,
 )
+from shared.samples import in_samples
 from shared.services import locked
 from shared.serving import vllm_server
 from shared.settings import Config
@@ -60,7 +63,7 @@ def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> 
     def play(questions: Sequence[Question], folder: Path) -> Summary:
         tokenizer = Tokenizer.from_folder(model)
         with vllm_server(model, config, folder) as base_url:
-            return asyncio.run(evaluate(questions, base_url, tokenizer, config, folder))
+            return _played(questions, base_url, tokenizer, config, folder)
 
     return _recorded(play, config, run, who, model=model)
 
@@ -69,9 +72,18 @@ def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirecto
     """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
 
     def play(questions: Sequence[Question], folder: Path) -> Summary:
-        return asyncio.run(evaluate(questions, url, Tokenizer.from_folder(tokenizer), config, folder))
+        return _played(questions, url, Tokenizer.from_folder(tokenizer), config, folder)
 
     return _recorded(play, config, run, who, model=url, tokenizer=tokenizer)
+
+
+def _played(
+    questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path
+) -> Summary:
+    def once(place: Path) -> Awaitable[Summary]:
+        return evaluate(questions, base_url, tokenizer, config, place)
+
+    return asyncio.run(in_samples(once, questions, config, folder))
 
 
 def _recorded(
@@ -264,9 +276,19 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", type=Path, help="Hugging Face model folder; served with vLLM meanwhile")
     what.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1")
+    what.add_argument(
+        "--verdicts", type=Path, metavar="CASES", help="compare our judges with recorded verdicts (JSONL)"
+    )
+    parser.add_argument("--databases", type=Path, help="with --verdicts: folder of <db_id>/<db_id>.sqlite")
+    parser.add_argument("--testsuite", type=Path, help="with --verdicts: folder of <db_id>/*.sqlite or <db_id>.tar.gz")
     parser.add_argument("--tokenizer", type=Path, help="with --endpoint: folder with the model's tokenizer.json")
     parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
     args = parser.parse_args()
+    if args.verdicts:
+        if not args.databases:
+            raise UserError("--verdicts needs --databases FOLDER: the verdicts are about queries on these databases.")
+        compare_verdicts(args.verdicts, args.databases, args.testsuite)
+        return
     config, run = resolve(args)
     if args.endpoint and not re.fullmatch(
         r"https?://[\w.-]+(:\d{1,5})?(/\S*)?|https?://\[[0-9a-f:]+\](:\d{1,5})?(/\S*)?", args.endpoint

@@ -29,6 +29,7 @@ class Question:
     difficulty: str = "unknown"  # easy | medium | hard | unknown
     form: str = ""  # generator form or source, for reports
     split_kind: str = ""  # "seen_database" | "unseen_database" in the test split, else ""
+    copies: str = ""  # folder of perturbed copies of the database, on which a rewarded answer must agree too; "" = none
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@
     otherwise                    reward_valid_call * valid_call + reward_executed * executed
                                  + reward_right_tables * right_tables       (settings grpo.reward_*, together < 0.5)
 
-An episode that submits nothing, or SQL that fails, gets no `right_tables`. A submission that reads no table of the
+Where a question names perturbed copies of its database (shared/audit), a result that is right by luck only, because the
+gold's answer differs on a copy, is not correct. An episode that submits nothing, or SQL that fails, gets no `right_tables`. A submission that reads no table of the
 database or selects only constants is never correct unless the gold does the same, and an empty result is correct only
 if the submission reads all of the gold's tables. An episode that the infrastructure ended has no reward at all.
 
@@ -20,6 +21,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from shared.audit.agreement import agrees_on_copies, open_copies
 from shared.compare import execution_match, gold_is_ordered
 from shared.database import Database, QueryResult, SqlError
 from shared.errors import UserError
@@ -38,6 +40,7 @@ class Reward:
     executed: float  # 1.0 when any execute_sql ran without error
     right_tables: float  # overlap (F1) of the tables that the submission and the gold read
     total: float
+    lucky: bool = False  # equal to the gold's result, but not on a perturbed copy of the database
 
 
 class GoldCache:
@@ -74,12 +77,16 @@ def judge(question: Question, episode: Episode, database: Database, grpo: GrpoCo
     honest = _reads_data(episode.submitted_sql, read) or not _reads_data(question.gold_sql, wanted)
     fair = honest and (bool(gold.rows) or wanted <= read)
     right_tables = 2 * len(wanted & read) / (len(wanted) + len(read)) if wanted or read else 1.0
-    if fair and execution_match(gold, prediction, ordered=gold_is_ordered(question.gold_sql)):
+    same = fair and execution_match(gold, prediction, ordered=gold_is_ordered(question.gold_sql))
+    lucky = same and not agrees_on_copies(
+        question.gold_sql, episode.submitted_sql, open_copies(question.copies, database.limits)
+    )
+    if same and not lucky:
         return Reward(True, valid_call, executed, right_tables, 1.0 if gold.rows else EMPTY_GOLD_REWARD)
     dense = (
         grpo.reward_valid_call * valid_call + grpo.reward_executed * executed + grpo.reward_right_tables * right_tables
     )
-    return Reward(False, valid_call, executed, right_tables, dense)
+    return Reward(False, valid_call, executed, right_tables, dense, lucky)
 
 
 def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxConfig) -> None:

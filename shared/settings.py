@@ -11,6 +11,7 @@ class DataConfig:
     spider_dir: str | None
     bad_rows: Literal["fail", "skip"]
     questions_per_database: int
+    copies: int
     unseen_databases: int
     test_share: float
     val_share: float
@@ -108,6 +109,7 @@ class VllmConfig:
 @dataclass(frozen=True)
 class EvaluateConfig:
     questions: int
+    samples: int
     concurrency: int
     temperature: float
     bootstrap_samples: int

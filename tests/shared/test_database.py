@@ -16,71 +16,23 @@ from pathlib import Path
 
 import pytest
 
-from shared import database as database_module
+from shared import sandbox_pool
 from shared.database import Column, Database, SqlError
 from shared.errors import UserError
 from tests.shared.examples import LIMITS, insurance, insurance_file
-
-DEEP_CTES = "WITH c0 AS (SELECT 1 x), " + ", ".join(
-    f"c{i} AS (SELECT a.x FROM c{i - 1} a, c{i - 1} b)" for i in range(1, 40)
-)
-ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c)"
-HOSTILE = {
-    "drop": "DROP TABLE claims",
-    "delete": "DELETE FROM claims",
-    "insert": "INSERT INTO claims (claim_id) VALUES (9)",
-    "update": "UPDATE claims SET amount = 0",
-    "replace": "REPLACE INTO customers VALUES (1, 'x', 'y')",
-    "cte delete": "WITH x AS (SELECT 1) DELETE FROM claims",
-    "create": "CREATE TABLE t (x)",
-    "create temp": "CREATE TEMP TABLE t AS SELECT * FROM claims",
-    "create index": "CREATE INDEX i ON claims (amount)",
-    "create trigger": "CREATE TRIGGER t AFTER INSERT ON claims BEGIN SELECT 1; END",
-    "create virtual": "CREATE VIRTUAL TABLE t USING fts5(x)",
-    "alter": "ALTER TABLE claims ADD COLUMN x",
-    "attach new": "ATTACH DATABASE 'attached.db' AS a",
-    "attach expression": "ATTACH 'at' || 'tached.db' AS a",
-    "attach memory": "ATTACH ':memory:' AS a",
-    "detach": "DETACH main",
-    "vacuum": "VACUUM",
-    "vacuum into": "VACUUM INTO 'copy.db'",
-    "pragma": "PRAGMA journal_mode = WAL",
-    "pragma writable": "PRAGMA writable_schema = 1",
-    "pragma limit": "PRAGMA hard_heap_limit = 1",
-    "pragma function": "SELECT * FROM pragma_journal_mode",
-    "analyze": "ANALYZE",
-    "reindex": "REINDEX",
-    "begin": "BEGIN EXCLUSIVE",
-    "savepoint": "SAVEPOINT s",
-    "explain write": "EXPLAIN DELETE FROM claims",
-    "two statements": "SELECT 1; DROP TABLE claims",
-    "commented write": "/* SELECT */ -- SELECT\nDROP TABLE claims",
-    "extension": "SELECT load_extension('evil.so')",
-    "readfile": "SELECT readfile('/etc/passwd')",
-    "writefile": "SELECT writefile('stolen.txt', 'x')",
-    "tokenizer": "SELECT fts3_tokenizer('simple', x'4141414141414141')",
-    "zeroblob": "SELECT zeroblob(900000000)",
-    "randomblob": "SELECT hex(randomblob(500000000))",
-    "doubling": "SELECT replace(replace(replace(printf('%900000d', 1), ' ', 'xxxxxxxx'), 'x', 'yyyyyyyy'), 'y', 'zzzzzzzz')",
-    "group_concat": f"{ENDLESS} SELECT group_concat(x) FROM c",
-    "json array": f"{ENDLESS} SELECT json_group_array(x) FROM c",
-    "endless": f"{ENDLESS} SELECT max(x) FROM c",
-    "endless sort": f"{ENDLESS} SELECT x FROM c ORDER BY x",
-    "memory hog": f"{ENDLESS} SELECT printf('%900000d', x) AS fat FROM c ORDER BY fat",
-    "cross join": "SELECT count(*) FROM " + ", ".join(f"claims t{i}" for i in range(40)),
-    "too many joins": "SELECT count(*) FROM " + ", ".join(f"claims t{i}" for i in range(100)),
-    "planner bomb": f"{DEEP_CTES} SELECT count(*) FROM c39",
-    "instr bomb": "SELECT instr(printf('%0900000d', 0), printf('%0450000d', 1))",
-    "deep": "SELECT " + "(" * 2000 + "1" + ")" * 2000,
-    "deep minus": "SELECT " + "- " * 20_000 + "1",
-    "compound": " UNION ALL ".join(["SELECT 1"] * 400),
-    "wide": "SELECT " + ", ".join(["1"] * 5000),
-    "long": f"SELECT '{'x' * 200_000}'",
-}
+from tests.shared.hostile import HOSTILE
 
 
 def state(folder: Path) -> dict[str, str]:
     return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+def seconds_taken(database: Database, attack: str) -> float:
+    database.execute("SELECT 1")  # a worker is there: its start is no part of the deadline
+    start = time.monotonic()
+    with pytest.raises(SqlError, match=r"\w"):
+        database.execute(attack)
+    return time.monotonic() - start
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
@@ -88,14 +40,11 @@ def test_hostile_sql_is_refused_or_stopped_and_leaves_no_trace(
     attack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    database = insurance(tmp_path)
-    database.execute("SELECT 1")  # a worker is there: its start is no part of the deadline
+    database = insurance(tmp_path, limits=dataclasses.replace(LIMITS, timeout_seconds=0.2))
     before = state(tmp_path)
-    start = time.monotonic()
-    with pytest.raises(SqlError) as caught:
-        database.execute(HOSTILE[attack])
-    assert time.monotonic() - start < LIMITS.timeout_seconds + 0.5
-    assert str(caught.value)
+    assert any(
+        seconds_taken(database, HOSTILE[attack]) < 0.2 + 0.2 for _ in range(3)
+    )  # a busy machine may be late once
     assert state(tmp_path) == before
     assert database.execute("SELECT count(*) FROM claims").rows == ((3,),)
 
@@ -108,7 +57,7 @@ def test_hostile_sql_is_refused_or_stopped_and_leaves_no_trace(
         ("SELECT * FROM pragma_table_info('claims')", "denied", "This statement is not allowed"),
         (HOSTILE["endless"], "timeout", "stopped after 0.5 s"),
         (HOSTILE["instr bomb"], "timeout", "stopped after 0.5 s"),
-        (HOSTILE["memory hog"], "too_large", "memory"),
+        (HOSTILE["fat sort"], "too_large", "memory"),
         (HOSTILE["long"], "too_large", "too large"),
         ("SELECT printf('%900000d', 1) || printf('%900000d', 1)", "too_large", "too big"),
         ("SELECT amout FROM claims", "error", "no such column: amout"),
@@ -136,6 +85,7 @@ def test_refusals_say_what_to_change(sql: str, kind: str, words: str, tmp_path: 
         "SELECT count(*) FROM (SELECT rank() OVER (ORDER BY amount) FROM claims)",
         "SELECT count(*) FROM claims JOIN policies USING (policy_id) WHERE filed_on LIKE '2024%'",
         "SELECT json_array_length('[1, 2, 3]')",
+        "SELECT max(value) FROM json_each('[1, 2, 3]')",
         "SELECT count(*) FROM sqlite_master",
         "VALUES (3)",
     ],
@@ -239,16 +189,59 @@ def test_many_threads_share_one_database(tmp_path: Path) -> None:
 def test_a_sandbox_that_died_while_idle_is_replaced(tmp_path: Path) -> None:
     database = insurance(tmp_path)
     database.execute("SELECT 1")
-    for worker in database_module._idle:
+    for worker in sandbox_pool._idle:
         worker._process.kill()
         worker._process.wait()
     assert database.execute("SELECT 1").rows == ((1,),)
 
 
+def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    database = insurance(tmp_path)
+    assert database.execute("SELECT count(*) FROM claims").rows == ((3,),)
+    (tmp_path / "new").mkdir()
+    insurance_file(tmp_path / "new", "DELETE FROM claims WHERE claim_id = 1;").replace(database.path)
+    assert database.execute("SELECT count(*) FROM claims").rows == ((2,),)
+    database.path.unlink()
+    with pytest.raises(UserError, match="cannot be read"):
+        database.execute("SELECT count(*) FROM claims")
+
+
+def test_a_sandbox_may_map_only_little_more_than_it_has(tmp_path: Path) -> None:
+    insurance(tmp_path).execute("SELECT 1")
+    process = Path(f"/proc/{sandbox_pool._idle[-1]._process.pid}")
+    limits = {line[:25].strip(): line[26:].split()[0] for line in (process / "limits").read_text().splitlines()[1:]}
+    mapped = int((process / "statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    assert int(limits["Max address space"]) - mapped <= 200 << 20
+    assert (limits["Max file size"], limits["Max core file size"], limits["Max open files"]) == ("0", "0", "32")
+
+
+def test_a_sandbox_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_pool, "_GRACE_SECONDS", 0.1)
+    database = insurance(tmp_path)
+    database.execute("SELECT 1")
+    os.kill(sandbox_pool._idle[-1]._process.pid, signal.SIGSTOP)
+    with pytest.raises(SqlError, match=r"stopped after 0\.5 s"):
+        database.execute("SELECT 1")
+    monkeypatch.undo()
+    assert database.execute("SELECT 1").rows == ((1,),)
+
+
+def test_official_statements_run_on_a_private_copy(tmp_path: Path) -> None:
+    database = insurance(tmp_path)
+    before = state(tmp_path)
+    statements = ("DELETE FROM claims WHERE claim_id > 1 RETURNING claim_id", "SELECT claim_id FROM claims")
+    assert database.official(statements, 1.0, "strict") == [((2,), (3,)), ((1,),)]
+    assert database.official(("PRAGMA cache_size = 1", "VACUUM INTO 'x.db'"), 1.0, "strict") == [(), ()]
+    for hostile in ("DETACH main", "SELECT load_extension('x')", HOSTILE["fat sort"], "SELECT zeroblob(1000000001)"):
+        with pytest.raises(SqlError):
+            database.official((hostile,), 0.5, "strict")
+    assert state(tmp_path) == before
+
+
 def test_no_sandbox_outlives_a_killed_owner(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from shared import database as d; from tests.shared.examples import LIMITS\n"
-        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(d._idle[0]._process.pid, flush=True); time.sleep(60)"
+        "import sys, time; from shared import database as d, sandbox_pool as p; from tests.shared.examples import LIMITS\n"
+        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(p._idle[0]._process.pid, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script, str(insurance_file(tmp_path))], stdout=subprocess.PIPE, text=True

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from shared.audit.copies import make_copies
 from shared.config import load_config
 from shared.database import Database
 from shared.errors import UserError
 from shared.records import Episode, Question, StopReason, ToolCall, Turn
-from shared.reward import GoldCache, Reward, judge, self_test
+from shared.reward import EMPTY_GOLD_REWARD, GoldCache, Reward, judge, self_test
 from shared.settings import GrpoConfig
 from tests.shared.examples import LIMITS, REAL_DATA, insurance, insurance_file
 
@@ -175,6 +176,50 @@ def test_the_self_test_passes_on_usable_golds(tmp_path: Path) -> None:
 def test_the_self_test_names_a_gold_that_depends_on_chance(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Question q1 gives its own gold SQL the reward"):
         self_test([question("SELECT random() FROM claims", insurance_file(tmp_path))], GRPO, LIMITS)
+
+
+def test_a_lucky_answer_is_a_wrong_answer_with_a_name(tmp_path: Path) -> None:
+    database = insurance(tmp_path)
+    make_copies(database.path, [COUNT], tmp_path / "copies", 3, seed=0)
+    audited = dataclasses.replace(question(COUNT, database.path), copies=str(tmp_path / "copies"))
+    lucky = judge(audited, episode("SELECT count(note) + 1 FROM claims"), database, GRPO)
+    assert (lucky.correct, lucky.lucky, lucky.total) == (False, True, GRPO.reward_right_tables)
+    honest = judge(audited, episode("SELECT sum(1) FROM claims"), database, GRPO)
+    assert (honest.correct, honest.lucky, honest.total) == (True, False, 1.0)
+
+
+CHEATS = {
+    "constant": "SELECT 3",
+    "constant of a table": "SELECT 3 FROM claims LIMIT 1",
+    "constant in a condition": "SELECT 3 WHERE EXISTS (SELECT 1 FROM claims)",
+    "constant behind an aggregate": "SELECT max(3) FROM claims",
+    "constant by case": "SELECT CASE WHEN count(*) > 0 THEN 3 END FROM claims",
+    "constant sum": "SELECT 3 + 0 * count(*) FROM claims",
+    "literals in the gold's shape": "SELECT column1 FROM (VALUES (3))",
+    "renamed literal": "WITH claims AS (SELECT 3 AS n) SELECT n FROM claims",
+    "another count": "SELECT count(*) FROM policies",
+    "count of a filter that happens to fit": "SELECT count(*) FROM claims WHERE amount > 50",
+    "empty result": "SELECT claim_id FROM claims WHERE 0",
+    "null": "SELECT NULL",
+    "query stuffing": "SELECT count(*) FROM claims; SELECT count(*) FROM policies",
+    "all counts at once": "SELECT count(*) FROM claims UNION ALL SELECT count(*) FROM policies",
+    "everything": "SELECT * FROM claims, policies, customers",
+    "deleting": "DELETE FROM claims",
+    "nothing": "",
+}
+
+
+@pytest.mark.parametrize("cheat", CHEATS)
+def test_cheating_earns_no_more_than_an_honest_mistake(cheat: str, tmp_path: Path) -> None:
+    database = insurance(tmp_path)
+    make_copies(database.path, [COUNT], tmp_path / "copies", 3, seed=0)
+    audited = dataclasses.replace(question(COUNT, database.path), copies=str(tmp_path / "copies"))
+    mistake = "SELECT count(note) FROM claims"
+    honest = judge(audited, episode(mistake, turn(query(mistake))), database, GRPO)
+    stuffed = [turn(query(sql)) for sql in CHEATS.values() if sql]
+    cheated = judge(audited, episode(CHEATS[cheat], *stuffed), database, GRPO)
+    assert not cheated.correct
+    assert cheated.total <= honest.total < EMPTY_GOLD_REWARD
 
 
 @pytest.mark.skipif(not REAL_DATA.exists(), reason="the real data sets are not beside the repository")

@@ -1,0 +1,159 @@
+"""What a data set is like before a run learns from it: every gold run once, every row that is bad or odd listed.
+
+A row is unusable when it cannot be read, its database is missing or its gold fails or returns too much. Usable but worth
+a look are golds that are slow, empty, constant or one scalar, that hang on ties, or that a trivial query satisfies too,
+and questions asked twice with the same gold or with golds of different results.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data.sources import BadRowError, Place, Source, SourceRow, read_rows
+from data.sql_form import gold_key, question_key
+from shared.audit.ties import Order, order_of
+from shared.audit.trivial import reads_no_data, trivial_query
+from shared.compare import execution_match, gold_is_ordered
+from shared.database import Database, QueryResult, SqlError
+from shared.errors import UserError
+from shared.settings import Config
+
+SLOW_SECONDS = 1.0
+_CHARACTERS_PER_TOKEN = 3.5  # of schema text, roughly
+_LISTED = 10  # places of each finding
+
+UNUSABLE = "unusable"
+_MEANINGS = {
+    UNUSABLE: "rows that cannot be used",
+    "slow": f"golds that take longer than {SLOW_SECONDS:g} s",
+    "empty": "golds without any row (worth half: too easy to hit)",
+    "constant": "golds that read no data",
+    "one scalar": "golds of a single value (easy to hit by luck)",
+    "order-ambiguous": "golds whose answer hangs on how ties are broken",
+    "trivial": "golds that a trivial query satisfies too",
+    "duplicated": "questions asked before with the same gold",
+    "contradictory": "questions asked before with a gold of another result",
+}
+
+
+@dataclass
+class Checked:
+    """The usable rows with their databases, and the findings: kind -> places with what was found there."""
+
+    rows: list[tuple[SourceRow, Path]] = field(default_factory=list)
+    findings: dict[str, list[tuple[Place, str]]] = field(default_factory=lambda: defaultdict(list))
+    large_schemas: dict[str, int] = field(default_factory=dict)  # db -> tokens, where they need over half the context
+
+    def report(self) -> str:
+        """The data report as text."""
+        databases = Counter(path.stem for _, path in self.rows)
+        lines = [f"{len(self.rows)} usable questions on {len(databases)} databases"]
+        lines += [f"  {name:32}{count:6}" for name, count in sorted(databases.items())]
+        for kind, meaning in _MEANINGS.items():
+            found = self.findings.get(kind, [])
+            lines.append(f"{kind:16}{len(found):6}  {meaning}")
+            lines += [f"    {place}: {what}" for place, what in found[:_LISTED]]
+            lines += [f"    … and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
+        lines.append(
+            f"{'large schema':16}{len(self.large_schemas):6}  schemas that fill more than half of agent.context_tokens"
+        )
+        lines += [f"    {name}: about {tokens} tokens" for name, tokens in sorted(self.large_schemas.items())]
+        return "\n".join(lines)
+
+
+def check(source: Source, config: Config) -> Checked:
+    """Run every gold of a source and look at it. Raises UserError only for files that cannot be read at all."""
+    checked = Checked()
+    checker = _Checker(source, config, checked)
+    for place, row in tqdm([*read_rows(source)], "running golds", unit=" questions", disable=None, leave=False):
+        try:
+            if isinstance(row, BadRowError):
+                raise row
+            checker.look_at(row)
+        except BadRowError as reason:
+            checked.findings[UNUSABLE].append((place, str(reason)))
+    return checked
+
+
+class _Checker:
+    def __init__(self, source: Source, config: Config, checked: Checked) -> None:
+        self._source, self._config, self._checked = source, config, checked
+        self._databases: dict[str, Database | str] = {}
+        self._asked: dict[tuple[Path, str], list[tuple[SourceRow, QueryResult]]] = defaultdict(list)
+
+    def look_at(self, row: SourceRow) -> None:
+        """Add the row to the usable ones, with what is odd about it; raises BadRowError when it is not usable."""
+        database = self._database(row.database)
+        start = time.monotonic()
+        try:
+            result = database.execute(row.gold_sql, self._config.sandbox.max_compare_rows)
+        except SqlError as error:
+            raise BadRowError(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
+        if result.truncated:
+            raise BadRowError(
+                "its gold SQL returns too much to be compared; narrow it or raise sandbox.max_compare_rows"
+            )
+        seconds = time.monotonic() - start
+        self._checked.rows.append((row, database.path))
+        for kind, what in self._oddities(row, result, database, seconds):
+            self._checked.findings[kind].append((row.place, what))
+        self._asked[database.path, question_key(f"{row.question} {row.evidence}")].append((row, result))
+
+    def _oddities(
+        self, row: SourceRow, result: QueryResult, database: Database, seconds: float
+    ) -> Iterator[tuple[str, str]]:
+        sql = " ".join(row.gold_sql.split())[:160]
+        if seconds > SLOW_SECONDS:
+            yield "slow", f"{seconds:.1f} s: {sql}"
+        if not result.rows:
+            yield "empty", sql
+        if reads_no_data(row.gold_sql, database):
+            yield "constant", sql
+        elif len(result.rows) == 1 and len(result.columns) == 1:
+            yield "one scalar", f"{result.rows[0][0]!r}: {sql}"
+        if order_of(row.gold_sql, database) is not (Order.GIVEN if gold_is_ordered(row.gold_sql) else Order.FREE):
+            yield "order-ambiguous", sql
+        if trivial := trivial_query(row.gold_sql, result, database):
+            yield "trivial", f"{sql}  =  {trivial}"
+        yield from self._asked_before(row, result, database.path)
+
+    def _asked_before(self, row: SourceRow, result: QueryResult, path: Path) -> Iterator[tuple[str, str]]:
+        for other, known in self._asked[path, question_key(f"{row.question} {row.evidence}")][:1]:
+            if gold_key(other.gold_sql) == gold_key(row.gold_sql):
+                yield "duplicated", f"{row.question!r}, as in {other.place}"
+            elif not execution_match(known, result, ordered=False):
+                yield "contradictory", f"{row.question!r}, unlike {other.place}"
+
+    def _database(self, name: str) -> Database:
+        if name not in self._databases:
+            self._databases[name] = self._opened(name)
+        database = self._databases[name]
+        if isinstance(database, str):
+            raise BadRowError(database)
+        return database
+
+    def _opened(self, name: str) -> Database | str:
+        path = self._source.database(name)
+        if path is None:
+            looked = ", ".join(str(folder) for folder in self._source.folders)
+            return f"its database {name[:80]!r} is not in {looked}; put it there or correct the name"
+        try:
+            database = Database(path, self._config.sandbox)
+        except UserError as error:
+            return str(error).rstrip(".")
+        tokens = round(sum(len(text) for text in _schema_texts(database)) / _CHARACTERS_PER_TOKEN)
+        if tokens > self._config.agent.context_tokens / 2:
+            self._checked.large_schemas[name] = tokens
+        return database
+
+
+def _schema_texts(database: Database) -> Iterable[str]:
+    for table in database.schema.tables:
+        yield f"{table.name} ()"
+        yield from (f"{column.name} {column.type}, {column.references or ''}" for column in table.columns)

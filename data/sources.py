@@ -1,0 +1,199 @@
+"""Questions of other people's data sets, as rows that tell where they stand: Spider, BIRD, JSON, JSONL and CSV.
+
+    Spider   a folder with train_spider.json, train_others.json, dev.json or test.json, and database/<id>/<id>.sqlite
+    BIRD     a folder with train.json, dev.json or mini_dev_sqlite.json, and train_databases/, dev_databases/ or
+             databases/ beside them; `evidence` goes along
+    a file   .jsonl (an object per line), .json (a list) or .csv (with a header)
+
+A row has `question`, the gold under `sql`, `query`, `SQL` or `gold_sql`, the database under `database` or `db_id`, and
+optionally `evidence` and `difficulty`. A database is found by name or path in the folder of databases: <name>,
+<name>.sqlite, <name>.db, <name>.sqlite3 or <name>/<name>.sqlite.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shared.errors import UserError
+
+_QUESTION_FILES = (
+    "train_spider.json",
+    "train_others.json",
+    "train.json",
+    "dev.json",
+    "test.json",
+    "mini_dev_sqlite.json",
+)
+_DATABASE_FOLDERS = ("database", "databases", "dev_databases", "train_databases", "test_database")
+_ENDINGS = ("", ".sqlite", ".db", ".sqlite3")
+_GOLDS = ("sql", "query", "SQL", "gold_sql")
+_DIFFICULTIES = {
+    "simple": "easy",
+    "moderate": "medium",
+    "challenging": "hard",
+    "easy": "easy",
+    "medium": "medium",
+    "hard": "hard",
+}
+
+
+class BadRowError(ValueError):
+    """Why a row cannot be used; ends with what to do about it."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a row stands: file and line, or for a JSON list the number of its entry, counted from 1."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class SourceRow:
+    """One question as its source gives it."""
+
+    place: Place
+    database: str  # name or path
+    question: str
+    gold_sql: str
+    evidence: str = ""  # what BIRD says beside the question
+    difficulty: str = ""  # easy | medium | hard, or "" where the source rates nothing
+
+
+@dataclass(frozen=True)
+class Source:
+    """Question files and folders in which their databases are looked for, or the one database of all questions."""
+
+    files: tuple[Path, ...]
+    folders: tuple[Path, ...]
+    only: Path | None = None
+
+    def database(self, name: str) -> Path | None:
+        """The file of a database, or None. A name never leads out of the folders, a path given in full is taken as it is."""
+        if self.only:
+            return self.only
+        if not name or "\0" in name or ".." in Path(name).parts:
+            return None
+        for folder in self.folders:
+            for inner in (name, f"{name}/{name}"):
+                for ending in _ENDINGS:
+                    if len(path := str(folder / f"{inner}{ending}")) < 4096 and Path(path).is_file():
+                        return Path(path).resolve()
+        return None
+
+
+def find_source(path: Path, databases: Path | None) -> Source:
+    """What there is to read at `path`, a folder or a question file.
+
+    `databases` replaces the usual folders beside it; a file there is the database of every question.
+
+    Raises UserError when there are no questions or no folder of databases.
+    """
+    if databases and not databases.exists():
+        raise UserError(
+            f"--databases {databases} does not exist; give a folder of SQLite files, or one file for all questions."
+        )
+    only = databases.resolve() if databases and databases.is_file() else None
+    folder = path if path.is_dir() else path.parent
+    beside = [folder / name for name in _DATABASE_FOLDERS if (folder / name).is_dir()] or [folder]
+    folders = (databases,) if databases else tuple(beside)
+    if path.is_file():
+        return Source((path,), folders, only)
+    files = tuple(path / name for name in _QUESTION_FILES if (path / name).is_file())
+    if not files:
+        raise UserError(
+            f"{path} holds no question file ({', '.join(_QUESTION_FILES)}); a folder of databases alone asks nothing: give "
+            "a JSONL or CSV file with question, sql and database, and the folder as --databases."
+        )
+    return Source(files, folders, only)
+
+
+def read_rows(source: Source) -> Iterator[tuple[Place, SourceRow | BadRowError]]:
+    """All rows in order, a bad one as the reason. Raises UserError for a file that cannot be read at all."""
+    for file in source.files:
+        for line, value in _entries(file):
+            place = Place(file.name, line)
+            try:
+                yield place, _row(place, value, named=source.only is None)
+            except BadRowError as reason:
+                yield place, reason
+
+
+def _entries(file: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        text = file.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{file} cannot be read ({error}); give a UTF-8 file.") from error
+    if file.suffix == ".jsonl":
+        return _json_lines(text)
+    if file.suffix == ".csv":
+        return _csv_rows(text, file)
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{file} cannot be read as JSON ({error}); restore the file.") from error
+    if not isinstance(document, list):
+        raise UserError(f"{file} must hold a JSON list of questions; restore the file.")
+    return enumerate(document, start=1)
+
+
+def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                yield number, BadRowError(f"it is not JSON ({error}); correct the line")
+
+
+def _csv_rows(text: str, file: Path) -> Iterator[tuple[int, Any]]:
+    reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for row in reader:
+            whole = None not in row and None not in row.values()
+            yield (
+                reader.line_num,
+                row if whole else BadRowError("it has not as many cells as the header; quote its texts"),
+            )
+    except csv.Error as error:
+        raise UserError(f"{file}, after line {reader.line_num}: this is not CSV ({error}); quote its texts.") from error
+
+
+def _row(place: Place, value: Any, *, named: bool) -> SourceRow:
+    if isinstance(value, BadRowError):
+        raise value
+    if not isinstance(value, dict):
+        raise BadRowError("it is not a JSON object; write one with question, sql and database")
+    gold = next((name for name in _GOLDS if value.get(name)), "sql")
+    database = "database" if value.get("database") else "db_id"
+    return SourceRow(
+        place,
+        _text(value, database, needed=named),
+        _text(value, "question"),
+        _text(value, gold),
+        _text(value, "evidence", needed=False),
+        _DIFFICULTIES.get(_text(value, "difficulty", needed=False).lower(), ""),
+    )
+
+
+def _text(row: dict[str, Any], key: str, *, needed: bool = True) -> str:
+    value = row.get(key)
+    if not isinstance(value, str) or not value.strip():
+        if not needed:
+            return ""
+        raise BadRowError(f'it has no text under "{key}"; add it')
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRowError(f"its {key} holds half a character (a lone surrogate); write the whole character") from None
+    return value.strip()

@@ -1,0 +1,206 @@
+"""`python -m data import`: what the sources are read as, what the report says, what is written."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data import importing
+from data.check import Checked, check
+from data.prepare import prepare
+from data.sources import find_source
+from data.spider import load
+from shared.errors import UserError
+from tests.data.conftest import ROOT, settings
+
+REAL = ROOT / ".." / "shared" / "realdata"
+CONFIG = settings()
+GOOD = {"database": "pets", "question": "How many pets?", "sql": "SELECT count(*) FROM pets"}
+
+
+def database(path: Path, rows: int = 3) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE pets (pet_id INTEGER PRIMARY KEY, name TEXT, age INTEGER)")
+        connection.executemany("INSERT INTO pets VALUES (?, ?, ?)", [(i, f"pet {i}", 7) for i in range(rows)])
+    return path
+
+
+def jsonl(folder: Path, *rows: Any) -> Path:
+    path = folder / "questions.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return path
+
+
+def checked(path: Path, databases: Path | None = None) -> Checked:
+    return check(find_source(path, databases), CONFIG)
+
+
+@pytest.mark.parametrize("name", ["pets.sqlite", "pets.db", "pets/pets.sqlite", "databases/pets.sqlite"])
+def test_a_jsonl_file_finds_its_databases_by_name(name: str, tmp_path: Path) -> None:
+    database(tmp_path / name)
+    (row, path) = checked(jsonl(tmp_path, GOOD)).rows[0]
+    assert (row.question, row.gold_sql, str(row.place)) == (GOOD["question"], GOOD["sql"], "questions.jsonl:1")
+    assert path == (tmp_path / name).resolve()
+
+
+def test_a_csv_file_with_line_breaks_in_cells_keeps_its_line_numbers(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = tmp_path / "questions.csv"
+    file.write_text(
+        'question,sql,database\n"How\nmany?",SELECT count(*) FROM pets,pets\nNames?,SELECT nam FROM pets,pets\n'
+    )
+    result = checked(file)
+    assert [row.question for row, _ in result.rows] == ["How\nmany?"]
+    assert [(str(place), what) for place, what in result.findings["unusable"]] == [
+        ("questions.csv:4", "its gold SQL fails (no such column: nam); correct the query")
+    ]
+
+
+def test_one_database_may_serve_all_questions(tmp_path: Path) -> None:
+    path = database(tmp_path / "mine.db")
+    file = jsonl(tmp_path, {"question": "How many?", "query": "SELECT count(*) FROM pets"})
+    assert checked(file, path).rows[0][1] == path.resolve()
+
+
+def test_bird_layout_keeps_evidence_and_difficulty(tmp_path: Path) -> None:
+    database(tmp_path / "bird" / "dev_databases" / "pets" / "pets.sqlite")
+    row = {"db_id": "pets", "question": "How many old pets?", "evidence": "old means age > 5", "difficulty": "challenging",
+           "SQL": "SELECT count(*) FROM pets WHERE age > 5", "question_id": 4}  # fmt: skip
+    (tmp_path / "bird" / "mini_dev_sqlite.json").write_text(json.dumps([row]))
+    importing.main([str(tmp_path / "bird"), "--out", str(tmp_path / "out"), "--config", str(ROOT / "pipeline.yaml")])
+    (question,) = load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False).questions
+    assert question.question == "How many old pets?\nEvidence: old means age > 5"
+    assert (question.difficulty, question.db_id) == ("hard", "pets")
+
+
+def test_what_was_imported_can_be_prepared(tmp_path: Path) -> None:
+    path = database(tmp_path / "pets.sqlite")
+    before = path.read_bytes()
+    rows = [
+        GOOD | {"question": f"How many above {i}?", "sql": f"SELECT count(*) FROM pets WHERE age > {i}"}
+        for i in range(60)
+    ]
+    importing.write(checked(jsonl(tmp_path, *rows)), tmp_path / "out", skip=False)
+    overrides = (f"data.spider_dir={tmp_path / 'out'}", "data.unseen_databases=0")
+    counts = prepare(settings(*overrides), tmp_path / "prepared")
+    assert sum(counts["questions"].values()) == 60
+    assert path.read_bytes() == before
+
+
+FINDINGS = [
+    ("empty", "Old?", "SELECT name FROM pets WHERE age > 99"),
+    ("constant", "What?", "SELECT 1 + 1"),
+    ("one scalar", "Sum?", "SELECT sum(age) FROM pets"),
+    ("order-ambiguous", "Oldest?", "SELECT name FROM pets ORDER BY age LIMIT 1"),
+    ("trivial", "All?", "SELECT pet_id, name, age FROM pets WHERE age = 7"),
+    ("duplicated", "how many PETS", "select COUNT(*) from pets"),
+    ("contradictory", "How many pets?", "SELECT count(*) + 1 FROM pets"),
+]
+
+
+@pytest.mark.parametrize(("kind", "question", "gold"), FINDINGS)
+def test_odd_rows_are_found_with_their_line(kind: str, question: str, gold: str, tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    result = checked(jsonl(tmp_path, GOOD, GOOD | {"question": question, "sql": gold}))
+    assert len(result.rows) == 2
+    assert "questions.jsonl:2" in [str(place) for place, _ in result.findings[kind]]
+    found_in_the_first = {name for name, places in result.findings.items() if places[0][0].line == 1}
+    assert found_in_the_first == {"one scalar"}
+
+
+def test_schemas_too_large_for_the_context_are_named(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "wide.sqlite")) as connection:
+        connection.execute(f"CREATE TABLE t ({', '.join(f'a_rather_long_name_{i} INTEGER' for i in range(200))})")
+    result = checked(jsonl(tmp_path, GOOD | {"database": "wide", "sql": "SELECT count(*) FROM t"}))
+    assert list(result.large_schemas) == ["wide"]
+    assert "wide: about" in result.report()
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ("{", "it is not JSON"),
+        ("[1]", "it is not a JSON object"),
+        ({"question": "x", "database": "pets"}, 'it has no text under "sql"'),
+        (GOOD | {"question": 1}, 'it has no text under "question"'),
+        (GOOD | {"database": "zoo"}, r"its database 'zoo' is not in"),
+        (GOOD | {"database": "../pets"}, "is not in"),
+        (GOOD | {"database": "p" * 5000}, "is not in"),
+        (GOOD | {"question": "\ud800"}, "half a character"),
+        (GOOD | {"sql": "DROP TABLE pets"}, "its gold SQL fails"),
+    ],
+)
+def test_bad_rows_are_listed_and_stop_or_are_skipped(
+    row: Any, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database(tmp_path / "pets.sqlite")
+    result = checked(jsonl(tmp_path, GOOD, "", row))
+    ((place, what),) = result.findings["unusable"]
+    assert (str(place), reason.split("'")[0] in what) == ("questions.jsonl:3", True)
+    with pytest.raises(UserError, match=r"1 rows cannot be used, the first is questions\.jsonl:3: .*--bad-rows skip"):
+        importing.write(result, tmp_path / "out", skip=False)
+    assert not (tmp_path / "out").exists()
+    importing.write(result, tmp_path / "out", skip=True)
+    assert json.loads((tmp_path / "out" / "skipped.jsonl").read_text())["row"] == 3
+    assert "1 questions written, 1 rows skipped" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"dev\.json exists already"):
+        importing.write(result, tmp_path / "out", skip=True)
+
+
+def test_two_databases_of_one_name_stay_apart(tmp_path: Path) -> None:
+    paths = [database(tmp_path / folder / "pets.sqlite", rows) for folder, rows in (("a", 1), ("b", 2))]
+    rows = [GOOD | {"database": str(path), "question": f"How many in {path.parent.name}?"} for path in paths]
+    importing.write(checked(jsonl(tmp_path, *rows)), tmp_path / "out", skip=False)
+    loaded = load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False)
+    assert [question.db_id for question in loaded.questions] == ["pets", "pets_2"]
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "words"),
+    [
+        (b"\xff", "q.jsonl", "give a UTF-8 file"),
+        (b"{", "q.json", "cannot be read as JSON"),
+        (b"{}", "q.json", "must hold a JSON list"),
+        (b'question,sql\n"a"b,c\n', "q.csv", r"after line 1: this is not CSV"),
+    ],
+)
+def test_files_that_cannot_be_read_are_named(content: bytes, name: str, words: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=words):
+        checked(tmp_path / name)
+
+
+def test_a_folder_of_databases_alone_asks_nothing(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    with pytest.raises(UserError, match="asks nothing: give a JSONL or CSV file"):
+        find_source(tmp_path, None)
+    with pytest.raises(UserError, match="does not exist"):
+        find_source(jsonl(tmp_path, GOOD), tmp_path / "none")
+
+
+def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    command = [sys.executable, "-m", "data", "import", str(jsonl(tmp_path, GOOD))]
+    done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert done.stdout.startswith("1 usable questions on 1 databases\n")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["pets.sqlite", "questions.jsonl"]
+    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (refused.returncode, "needs --out FOLDER" in refused.stderr) == (2, True)
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the real data sets are not beside the repository")
+@pytest.mark.parametrize(
+    ("source", "usable", "unusable"), [("spider_sample", 575, 0), ("defog_sample", 183, 0), ("bird_sample", 0, 284)]
+)
+def test_the_given_data_sets_are_read(source: str, usable: int, unusable: int) -> None:
+    result = checked(REAL / source)
+    assert (len(result.rows), len(result.findings["unusable"])) == (usable, unusable)
