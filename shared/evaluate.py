@@ -35,7 +35,7 @@ from shared.metrics import Summary, percent, summarise
 from shared.model_folder import check_model_folder
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, Question, StopReason, episode_from_json, read_questions, to_json, write_jsonl
-from shared.reward import Reward, judge
+from shared.reward import judge_all
 from shared.runs import (
     RunDirectory,
     begin_stage,
@@ -139,7 +139,7 @@ async def evaluate(
         await player.play(questions)  # those lost to the infrastructure once more
     episodes = [player.episodes[question.id] for question in questions]
     _refuse_too_many_lost(episodes, base_url)
-    rewards = _judge(questions, episodes, databases, config)
+    rewards = judge_all(questions, episodes, databases, config.grpo)
     write_jsonl(folder / "rewards.jsonl", [
         {"question_id": episode.question_id, **dataclasses.asdict(reward)}
         for episode, reward in zip(episodes, rewards, strict=True) if reward
@@ -247,18 +247,6 @@ class _Player:
 
 def _databases(questions: Sequence[Question], config: Config) -> dict[str, Database]:
     return {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}
-
-
-def _judge(
-    questions: Sequence[Question], episodes: Sequence[Episode], databases: dict[str, Database], config: Config
-) -> list[Reward | None]:
-    """Rewards parallel to the episodes; None where the infrastructure ended one."""
-    pairs = tqdm(zip(questions, episodes, strict=True), "judging", len(questions), unit=" episodes", leave=False)
-    return [
-        None if episode.stop is StopReason.INFRASTRUCTURE
-        else judge(question, episode, databases[question.database], config.grpo)
-        for question, episode in pairs
-    ]  # fmt: skip
 
 
 def _refuse_too_many_lost(episodes: Sequence[Episode], base_url: str) -> None:

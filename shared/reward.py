@@ -14,12 +14,13 @@ Limit: a constant hidden in a subquery or behind an arbitrary condition is not r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
+from tqdm import tqdm
 
 from shared.audit.agreement import agrees_on_copies, open_copies
 from shared.compare import execution_match, gold_is_ordered
@@ -87,6 +88,21 @@ def judge(question: Question, episode: Episode, database: Database, grpo: GrpoCo
         grpo.reward_valid_call * valid_call + grpo.reward_executed * executed + grpo.reward_right_tables * right_tables
     )
     return Reward(False, valid_call, executed, right_tables, dense, lucky)
+
+
+def judge_all(
+    questions: Sequence[Question], episodes: Sequence[Episode], databases: Mapping[str, Database], grpo: GrpoConfig
+) -> list[Reward | None]:
+    """Rewards parallel to the episodes of these questions, None where the infrastructure ended one.
+
+    `databases` are found by the path that a question names.
+    """
+    pairs = tqdm(zip(questions, episodes, strict=True), "judging", len(questions), unit=" episodes", leave=False)
+    return [
+        None if episode.stop is StopReason.INFRASTRUCTURE
+        else judge(question, episode, databases[question.database], grpo)
+        for question, episode in pairs
+    ]  # fmt: skip
 
 
 def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxConfig) -> None:
