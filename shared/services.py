@@ -57,9 +57,9 @@ def random_key() -> str:
 class OwnedProcess:
     """One command that lives as long as the `with` block.
 
-    `log` receives stdout and stderr (None: they stay this process's); that of the start before is kept as `*.before.log`. `health` is a URL that answers 200 or a function
-    that returns True; without it the process counts as up at once. `grace` is how many seconds it may take to end after
-    SIGTERM. `env` is added to this process's environment.
+    `log` receives stdout and stderr (None: they stay this process's); that of the start before is kept as `*.before.log`.
+    `health` is a URL that answers 200 or a function that returns True; without it the process counts as up at once. `grace`
+    is how many seconds it may take to end after SIGTERM. `env` is added to this process's environment.
     """
 
     def __init__(

@@ -76,6 +76,7 @@ def server_argv(model: Path, config: Config, port: int) -> list[str]:
 def server_environment(config: Config) -> dict[str, str]:
     """Environment of the server: offline (the model is a folder), and on a CPU all cores and a short start."""
     environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["VLLM_LOGGING_LEVEL"] = "INFO"  # TRL silences vLLM for every process below one that imported it
     if config.profile == "cpu":
         cores = sorted(os.sched_getaffinity(0))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))  # its own choice leaves one core idle
