@@ -59,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def sources(run: RunDirectory) -> list[Path]:
-    """The traces and recorded episodes that a run has, largest teachers first."""
+    """The traces and recorded episodes that a run has."""
     files = [run.sft / "traces.jsonl", run.sft / "val_traces.jsonl"]
     # Not the base model's: its episodes end without a call.
     files += [run.evaluation(who) / "episodes.jsonl" for who in ("sft", "grpo")]
@@ -203,7 +203,7 @@ def _values(
         "overflow_now": dataclasses.asdict(overflow(episodes, openings, current(config))),
         "overflow_suggested": dataclasses.asdict(overflow(episodes, openings, limits)),
         "kv_blocks": wanted_blocks(planned),
-        "cards": [{**dataclasses.asdict(fit), "fits": fit.fits} for fit in cards],
+        "cards": [dataclasses.asdict(fit) for fit in cards],
         "set": limits.settings(),
     }
 

@@ -69,17 +69,16 @@ def derive(episodes: Sequence[EpisodeLengths], openings: Mapping[str, int], conf
     needed = quantile([_total(episode, observation) for episode in episodes], share)
     usual = quantile([answer for episode in episodes for answer in episode.answers], share)
     context = _round(max(needed + _EXTRA_TURNS * (usual + growth), longest + answer + observation))
-    row = context - shortest
-    prompt = _round(longest)
+    later = quantile([_total(episode, observation) - episode.answers[-1] for episode in episodes], share)
     return Limits(
         max_turns=turns,
         max_turn_tokens=answer,
         observation_tokens=observation,
         context_tokens=context,
-        max_prompt_length=prompt,
+        max_prompt_length=_round(max(longest, later)),  # a turn that cannot be merged is a row with its whole prompt
         max_response_length=answer,
-        trajectory_response_length=row,
-        max_token_len_per_gpu=_round(config.grpo.micro_batch_size * (prompt + row), 256),
+        trajectory_response_length=context - shortest,
+        max_token_len_per_gpu=_round(config.grpo.micro_batch_size * context, 256),
         max_model_len=context,
     )
 

@@ -29,18 +29,14 @@ _FULL_MLP = 4  # ... and of intermediate size, two bytes each
 
 @dataclass(frozen=True)
 class Fit:
-    """What one card of `gib` GiB holds. Negative room means that even the weights do not fit."""
+    """What one card of `gib` GiB holds."""
 
     gib: float
     cache_blocks: int  # of BLOCK_TOKENS tokens
     episodes: int  # of agent.context_tokens that the cache holds at once
     pass_tokens: int  # that one forward and backward pass can take
-    rows: int  # whole training rows in a pass; 0: not even one
-
-    @property
-    def fits(self) -> bool:
-        """Whether an episode can be played and a row trained."""
-        return self.episodes >= 1 and self.rows >= 1
+    rows: int  # whole training rows in a pass
+    fits: bool  # an episode can be played, and a pass takes grpo.micro_batch_size of the longest rows
 
 
 def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
@@ -49,7 +45,8 @@ def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
     blocks = max(0, int(cache_room(shape, config, gib) // (block * kv_bytes(shape, config))))
     tokens = max(0, int(pass_room(shape, config, gib) // pass_bytes(shape, config)))
     per_episode = math.ceil(config.agent.context_tokens / block)
-    return Fit(gib, blocks, blocks // per_episode, tokens, tokens // row_tokens(config))
+    episodes, rows = blocks // per_episode, tokens // row_tokens(config)
+    return Fit(gib, blocks, episodes, tokens, rows, episodes >= 1 and rows >= config.grpo.micro_batch_size)
 
 
 def kv_bytes(shape: ModelShape, config: Config) -> float:

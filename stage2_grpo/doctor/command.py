@@ -70,14 +70,8 @@ def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
     try:
         case = replace(case, model=stage.starting_model(config, run))
     except UserError as problem:
-        findings.append(
-            error(
-                "checkpoint",
-                str(problem),
-                why="stage 2 trains and serves a whole model.",
-                fix="do what the message says.",
-            )
-        )
+        why, fix = "stage 2 trains and serves a whole model.", "run `python -m stage1_sft`, or set SFT_MODEL_PATH."
+        findings.append(error("checkpoint", str(problem), why=why, fix=fix))
     try:
         case = replace(case, train=_questions(run, "train"), validation=_questions(run, "val"))
     except (UserError, TypeError, ValueError) as problem:

@@ -54,10 +54,12 @@ def ok(check: str, what: str) -> Finding:
 
 
 def warning(check: str, what: str, *, why: str, fix: str) -> Finding:
+    """The run works, but worse than it could."""
     return Finding(check, Severity.WARNING, what, why, fix)
 
 
 def error(check: str, what: str, *, why: str, fix: str) -> Finding:
+    """The run would fail, or train something else than it says."""
     return Finding(check, Severity.ERROR, what, why, fix)
 
 

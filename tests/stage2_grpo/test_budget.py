@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -221,3 +222,19 @@ def test_a_run_without_questions_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / "main" / "data" / "train.jsonl").unlink()
     with pytest.raises(UserError, match=r"train\.jsonl are missing"):
         command.main(options)
+
+
+@pytest.mark.slow
+def test_without_traces_stage_1_makes_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.tiny_model import save_tiny_model
+
+    options = run_with_traces(tmp_path)
+    shutil.rmtree(tmp_path / "runs" / "main" / "sft")
+    model = save_tiny_model(tmp_path / "tiny")
+    room = ["agent.observation_tokens=300", "agent.max_turn_tokens=300", "agent.max_turns=8", f"model={model}"]
+    command.main([*options, "--model", str(model), *(part for change in room for part in ("--set", change))])
+    printed = capsys.readouterr().out
+    traces = (tmp_path / "runs" / "main" / "sft" / "traces.jsonl").read_text(encoding="utf-8").splitlines()
+    recorded = (tmp_path / "runs" / "main" / "sft" / "val_traces.jsonl").read_text(encoding="utf-8").splitlines()
+    assert traces
+    assert f"measured {len(traces) + len(recorded)} episodes" in printed
