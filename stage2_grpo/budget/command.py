@@ -96,7 +96,7 @@ def _make_traces(args: argparse.Namespace) -> None:
     options += ["--profile", args.profile] if args.profile else []
     options += [part for override in args.overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "stage1_sft", "--traces-only", *options]
-    if subprocess.run(command, stdout=sys.stderr).returncode != 0:
+    if subprocess.run(command, stdout=sys.__stderr__).returncode != 0:
         raise UserError("Stage 1 could not make the traces to measure; see its message above.")
 
 

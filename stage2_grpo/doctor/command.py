@@ -108,7 +108,7 @@ def _checks(quick: bool) -> tuple[Check, ...]:
         return QUICK
     from stage2_grpo.doctor.rehearsal import rehearse
 
-    return (*QUICK, arithmetic.check_rewards, rehearse)
+    return (*QUICK, rehearse)
 
 
 def _parser() -> argparse.ArgumentParser:

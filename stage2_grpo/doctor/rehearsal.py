@@ -12,6 +12,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,11 @@ import httpx
 from shared.errors import UserError
 from shared.prompts import TOOLS, opening_messages
 from shared.records import JsonlTail, ToolCall
-from shared.services import OwnedProcess, free_port
+from shared.services import OwnedProcess, answers, free_port
 from shared.serving import server_argv, server_environment
 from shared.tokens import Tokenizer
 from shared.tool_calls import render_turn
+from stage2_grpo.doctor.arithmetic import check_rewards
 from stage2_grpo.doctor.findings import Case, Finding, error, ok, warning
 from stage2_grpo.rollout_agent import AgentSettings
 from stage2_grpo.services import Rollouts, gateway_and_controller
@@ -31,22 +33,29 @@ from stage2_grpo.verl_config import TrainerPaths, compose
 
 _CALL = ToolCall("search_schema", {"query": "anything"})
 _EPISODE_SECONDS = 45.0
+_TURNS = 3  # of the rehearsal episode: a call, its answer in the next prompt, and once more
 _REQUEST_SECONDS = 60.0
 
 
 def rehearse(case: Case) -> Iterator[Finding]:
-    """Findings `parser`, `model name`, `prompt` and `episode`; one finding `server` or `gateway` if they do not start."""
+    """Findings `rewards` (found while vLLM starts), then `model name`, `prompt`, `parser`, `episode`; `server` on failure."""
     if case.model is None or not case.train:
+        yield from check_rewards(case)
         return
+    short = replace(case.config, agent=replace(case.config.agent, max_turns=_TURNS))
     with tempfile.TemporaryDirectory(prefix="firstcall-doctor-") as name:
         folder = Path(name)
         port = free_port()
+        server = _server(case, folder, port)
         try:
-            server = _server(case, folder, port)
-            with server, gateway_and_controller(case.config, case.model, folder) as rollouts:
-                yield from play(case, rollouts, port)
-        except UserError as problem:
-            yield _not_started(case, str(problem))
+            with server:
+                yield from check_rewards(case)
+                with gateway_and_controller(short, case.model, folder) as rollouts:
+                    model = trainer_model_name(case)
+                    _await(server, port, case.config.vllm.start_timeout_seconds)
+                    yield from play(case, rollouts, model, port)
+        except (UserError, httpx.HTTPError) as problem:
+            yield _not_started(case, str(problem) or repr(problem))
 
 
 def trainer_model_name(case: Case) -> str:
@@ -57,18 +66,20 @@ def trainer_model_name(case: Case) -> str:
 
 
 def _server(case: Case, folder: Path, port: int) -> OwnedProcess:
+    """vLLM under the name that VERL's servers have: the path. The later of two equal options counts."""
     assert case.model is not None
-    # The later of two equal options counts: this is the name that VERL's servers have.
-    argv = [*server_argv(case.model, case.config, port), "--served-model-name", trainer_model_name(case)]
-    return OwnedProcess(
-        argv,
-        name="vLLM",
-        log=folder / "vllm.log",
-        env=server_environment(case.config),
-        health=f"http://127.0.0.1:{port}/health",
-        start_timeout=case.config.vllm.start_timeout_seconds,
-        grace=15,
-    )
+    argv = [*server_argv(case.model, case.config, port), "--served-model-name", str(case.model)]
+    return OwnedProcess(argv, name="vLLM", log=folder / "vllm.log", env=server_environment(case.config), grace=15)
+
+
+def _await(server: OwnedProcess, port: int, seconds: float) -> None:
+    """Until the server answers; not its own health check, so that everything else starts meanwhile."""
+    deadline = time.monotonic() + seconds
+    while not answers(f"http://127.0.0.1:{port}/health"):
+        server.check()
+        if time.monotonic() > deadline:
+            raise UserError(f"vLLM was not ready after {seconds:.0f} s (vllm.start_timeout_seconds).")
+        time.sleep(0.25)
 
 
 def _not_started(case: Case, problem: str) -> Finding:
@@ -87,21 +98,21 @@ def _not_started(case: Case, problem: str) -> Finding:
     )
 
 
-def play(case: Case, rollouts: Rollouts, port: int) -> Iterator[Finding]:
-    """Register the server on `port` as the trainer would, dictate calls, and wait for the controller's episode."""
+def play(case: Case, rollouts: Rollouts, model: str, port: int) -> Iterator[Finding]:
+    """Register the server on `port` as `model`, as the trainer would, dictate calls, await the controller's episode."""
     gateway = AgentSettings.load(rollouts.settings_file).gateway_url
     headers = {"Authorization": f"Bearer {rollouts.key}"}
-    server = {"model": trainer_model_name(case), "endpoint": f"http://127.0.0.1:{port}/v1"}
+    server = {"model": model, "endpoint": f"http://127.0.0.1:{port}/v1"}
     with httpx.Client(base_url=gateway, headers=headers, timeout=_REQUEST_SECONDS, trust_env=False) as http:
         http.post("/api/models", json=[server]).raise_for_status()
-        rollout = {"input": dict(vars(case.train[0])), "is_train": True, "config": {"timeout_seconds": 60}}
+        rollout = {"input": dict(vars(case.train[0])), "is_train": True, "config": {"timeout_seconds": 600}}
         rollout_id = http.post("/api/rollouts", json=[rollout]).raise_for_status().json()[0]["rollout_id"]
         path = f"/proxy/rollout/{rollout_id}/attempt/doctor/mode/train/openai/v1/chat/completions"
         answer = http.post(path, json=_dictated(case, _stock_form()))
         if not answer.is_success:
-            yield _refused(answer, server["model"])
+            yield _refused(answer, model)
             return
-        yield ok("model name", f"the gateway found the server as {server['model']}")
+        yield ok("model name", f"the gateway found the server as {model}")
         yield _prompt_finding(case, answer.json())
         yield _parser_finding(case, http, path, answer.json())
         yield _episode_finding(case, http, rollout_id, rollouts.settings_file.parent)
@@ -163,14 +174,20 @@ def _episode_finding(case: Case, http: httpx.Client, rollout_id: str, folder: Pa
     while state in ("queuing", "running") and time.monotonic() < deadline:
         time.sleep(0.25)
         state = http.get(f"/api/rollouts/{rollout_id}").json()["rollout"]["status"]["state"]
+    if state in ("queuing", "running"):
+        return warning(
+            "episode",
+            f"The rehearsal episode of question {case.train[0].id} is still {state} after {_EPISODE_SECONDS:.0f} s.",
+            why="a step needs many of them; on this machine, or while it is busy, a run is slow.",
+            fix="end other programs, or lower agent.max_turn_tokens and agent.max_turns.",
+        )
     rows = JsonlTail(folder / "episodes.jsonl").new_rows()
     if state != "succeeded" or not rows:
         return error(
             "episode",
-            f"The rehearsal episode of question {case.train[0].id} is {state} after {_EPISODE_SECONDS:.0f} s: "
-            f"{rows[-1]['error'] if rows else 'no record of it'}.",
+            f"The rehearsal episode of question {case.train[0].id} {state}: {rows[-1]['error'] if rows else 'no record of it'}.",
             why="gateway, controller and server must play an episode together.",
-            fix="look at the database and gold SQL of this question; on a slow machine lower agent.max_turn_tokens.",
+            fix="look at the database and gold SQL of this question.",
         )
     row = rows[-1]
     what = (

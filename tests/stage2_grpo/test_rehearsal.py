@@ -12,7 +12,7 @@ from shared.records import Question
 from shared.runs import RunDirectory
 from shared.services import free_port
 from stage2_grpo.doctor.findings import Case, Finding, Severity
-from stage2_grpo.doctor.rehearsal import play, rehearse
+from stage2_grpo.doctor.rehearsal import play, rehearse, trainer_model_name
 from stage2_grpo.rollout_agent import AgentSettings
 from stage2_grpo.services import Rollouts
 from tests.shared.examples import insurance_file
@@ -40,7 +40,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_a_healthy_stack_plays_an_episode(case: Case) -> None:
     findings = {finding.check: finding for finding in rehearse(case)}
-    assert [*findings] == ["model name", "prompt", "parser", "episode"]
+    assert [*findings] == ["rewards", "model name", "prompt", "parser", "episode"]
     assert {finding.severity for finding in findings.values()} == {Severity.OK}, findings
     assert "holds all 3 tools" in findings["prompt"].what
     assert "reads <tool_call> and fenced JSON" in findings["parser"].what
@@ -49,8 +49,8 @@ def test_a_healthy_stack_plays_an_episode(case: Case) -> None:
 def test_a_parser_that_is_not_registered_is_found(case: Case) -> None:
     vllm = dataclasses.replace(case.config.vllm, tool_call_parser="qwen25_codr")
     findings: list[Finding] = [*rehearse(dataclasses.replace(case, config=dataclasses.replace(case.config, vllm=vllm)))]
-    assert [(finding.check, finding.severity) for finding in findings] == [("parser", Severity.ERROR)]
-    assert "qwen25_codr" in findings[0].what
+    assert [(finding.check, finding.severity) for finding in findings[1:]] == [("parser", Severity.ERROR)]
+    assert "qwen25_codr" in findings[1].what
 
 
 def test_a_gateway_with_another_model_name_is_found(case: Case, gateway: Gateway, tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_gateway_with_another_model_name_is_found(case: Case, gateway: Gateway
     settings = AgentSettings(gateway.url, case.model, case.config, tmp_path / "episodes.jsonl")
     settings.save(tmp_path / "agents.json")
     gateway.http.delete("/api/models")
-    (finding,) = play(case, Rollouts(tmp_path / "agents.json", gateway.key, ()), free_port())
+    (finding,) = play(case, Rollouts(tmp_path / "agents.json", gateway.key, ()), trainer_model_name(case), free_port())
     assert (finding.check, finding.severity) == ("model name", Severity.ERROR)
     assert "'scripted'" in finding.what
     assert str(case.model) in finding.what
