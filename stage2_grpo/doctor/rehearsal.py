@@ -34,7 +34,7 @@ from stage2_grpo.verl_config import TrainerPaths, compose
 _CALL = ToolCall("search_schema", {"query": "anything"})
 _EPISODE_SECONDS = 45.0
 _TURNS = 3  # of the rehearsal episode: a call, its answer in the next prompt, and once more
-_REQUEST_SECONDS = 60.0
+_REQUEST_SECONDS = 120.0
 
 
 def rehearse(case: Case) -> Iterator[Finding]:
@@ -54,6 +54,13 @@ def rehearse(case: Case) -> Iterator[Finding]:
                     model = trainer_model_name(case)
                     _await(server, port, case.config.vllm.start_timeout_seconds)
                     yield from play(case, rollouts, model, port)
+        except httpx.TimeoutException:
+            yield warning(
+                "server",
+                f"A request of a few dozen tokens took the rollout server more than {_REQUEST_SECONDS:.0f} s.",
+                why="the machine is busy or slow; the rest of the rehearsal was left out, and a run would take very long.",
+                fix="end other programs and examine again.",
+            )
         except (UserError, httpx.HTTPError) as problem:
             yield _not_started(case, str(problem) or repr(problem))
 
