@@ -1,14 +1,31 @@
-"""`python -m stage2_grpo`: GRPO from the stage-1 checkpoint."""
+"""`python -m stage2_grpo`: GRPO from the stage-1 checkpoint; `doctor` examines a run beforehand, `budget` its lengths."""
+
+import sys
 
 from shared.cli import carry_out, common_parser, run_main
-from stage2_grpo import stage
+
+_DESCRIPTION = """Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint.
+`python -m stage2_grpo doctor` finds what would spoil a run, `python -m stage2_grpo budget` measures the lengths of episodes
+and suggests limits; both have a --help of their own."""
 
 
 def main() -> None:
-    parser = common_parser(
-        "python -m stage2_grpo", "Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint."
-    )
-    carry_out(parser.parse_args(), stage.plan, stage.run)
+    """Choose between the stage and its two helpers."""
+    if sys.argv[1:2] == ["doctor"]:
+        from stage2_grpo.doctor.command import main as doctor
+
+        sys.exit(doctor(sys.argv[2:]))
+    if sys.argv[1:2] == ["budget"]:
+        from stage2_grpo.budget.command import main as budget
+
+        budget(sys.argv[2:])
+        return
+    parser = common_parser("python -m stage2_grpo", _DESCRIPTION)
+    args = parser.parse_args()
+
+    from stage2_grpo import stage
+
+    carry_out(args, stage.plan, stage.run)
 
 
 if __name__ == "__main__":

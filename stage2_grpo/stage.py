@@ -1,6 +1,6 @@
 """Stage 2: GRPO from the stage-1 checkpoint, through Agent Lightning, VERL and vLLM, to a plain Hugging Face folder.
 
-model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → reward self-test → gateway + controller + trainer
+model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → quick checks, reward self-test → gateway + controller + trainer
 → one line per step → export, verified → manifest
 """
 
@@ -47,8 +47,11 @@ def run(config: Config, run: RunDirectory) -> Path:
     if manifest := runs.finished(run.grpo, mark):
         print(f"grpo: finished before, {manifest['outputs']['model']}")
         return Path(manifest["outputs"]["model"])
+    from stage2_grpo.doctor.command import before_run  # which itself needs this module
+
     questions = list(read_questions(train))
     total = total_steps(config, len(questions))
+    before_run(config, run, model, questions)
     self_test(questions, config.grpo, config.sandbox)
     runs.begin_stage(run.grpo, mark)
     started = time.monotonic()

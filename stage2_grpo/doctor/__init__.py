@@ -1,0 +1,1 @@
+"""`doctor`: what would spoil a long run, found before it starts."""
