@@ -73,14 +73,14 @@ def measured(run: RunDirectory, stage: str, folder: Path) -> Iterator[None]:
 
     The attempts of a stage that was interrupted add up.
     """
-    before, started = _manifest_mark(folder), time.monotonic()
-    with PeakMemory() as peak:
-        try:
+    before, started, peak = _manifest_mark(folder), time.monotonic(), PeakMemory()
+    try:
+        with peak:
             yield
-        finally:
-            after = _manifest_mark(folder)
-            if after is None or after != before:
-                _add(run.path / FILE, stage, time.monotonic() - started, peak.bytes, complete=after is not None)
+    finally:
+        after = _manifest_mark(folder)
+        if after is None or after != before:
+            _add(run.path / FILE, stage, time.monotonic() - started, peak.bytes, complete=after is not None)
 
 
 def read_usage(run: RunDirectory) -> dict[str, dict[str, Any]]:
