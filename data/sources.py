@@ -192,6 +192,11 @@ def _text(row: dict[str, Any], key: str, *, needed: bool = True) -> str:
         if not needed:
             return ""
         raise BadRowError(f'it has no text under "{key}"; add it')
+    return whole_text(value, key)
+
+
+def whole_text(value: str, key: str) -> str:
+    """The text under `key` without white space around it; BadRowError when it cannot be written as UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from data.sources import BadRowError, whole_text
 from data.sql_form import DIFFICULTIES, rate
 from shared.database import Database, SqlError
 from shared.errors import UserError
@@ -42,10 +43,6 @@ class Loaded:
     empty_golds: int = 0  # golds that run but return no row; they are kept
 
 
-class _Unusable(Exception):
-    """Why the current row cannot be used."""
-
-
 def load(folder: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
     """All usable questions. Raises UserError for the first bad row, unless `skip_bad_rows` collects them instead."""
     rows = list(_rows(folder))
@@ -54,7 +51,7 @@ def load(folder: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded
     for file, number, row in tqdm(rows, desc="running golds", unit="question", delay=2):
         try:
             question, is_empty = _read(row, f"{Path(file).stem}-{number:05d}", databases)
-        except _Unusable as problem:
+        except BadRowError as problem:
             if not skip_bad_rows:
                 raise UserError(f"{folder / file}, row {number}: {problem}, or leave such rows out with "
                                 "--set data.bad_rows=skip.") from None  # fmt: skip
@@ -83,17 +80,17 @@ def _rows(folder: Path) -> Iterator[tuple[str, int, Any]]:
 def _read(row: Any, identity: str, databases: _Databases) -> tuple[Question, bool]:
     """The question of one row and whether its gold returns nothing."""
     if not isinstance(row, dict):
-        raise _Unusable("it is not a JSON object; write one with db_id, question and query")
+        raise BadRowError("it is not a JSON object; write one with db_id, question and query")
     db_id, question, gold = (_text(row, key) for key in ("db_id", "question", "query"))
     database = databases.get(db_id)
     try:
         result = database.execute(gold, max_rows=databases.sandbox.max_compare_rows)
     except SqlError as error:
-        raise _Unusable(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
+        raise BadRowError(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
     except UserError as error:
-        raise _Unusable(str(error).rstrip(".")) from None
+        raise BadRowError(str(error).rstrip(".")) from None
     if result.truncated:
-        raise _Unusable("its gold SQL returns too much to be compared; narrow the query or raise "
+        raise BadRowError("its gold SQL returns too much to be compared; narrow the query or raise "
                         "sandbox.max_compare_rows and sandbox.max_result_bytes")  # fmt: skip
     evidence, rated = row.get("evidence"), row.get("difficulty")
     if isinstance(evidence, str) and evidence.strip():
@@ -107,12 +104,8 @@ def _text(row: dict[str, Any], key: str) -> str:
     value = row.get(key)
     if not isinstance(value, str) or not value.strip():
         what = "gold SQL" if key == "query" else key
-        raise _Unusable(f'it has no {what}; add a text under "{key}"')
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _Unusable(f"its {key} holds half a character (a lone surrogate); write the whole character") from None
-    return value.strip()
+        raise BadRowError(f'it has no {what}; add a text under "{key}"')
+    return whole_text(value, key)
 
 
 class _Databases:
@@ -128,7 +121,7 @@ class _Databases:
             self._opened[db_id] = self._open(db_id)
         opened = self._opened[db_id]
         if isinstance(opened, str):
-            raise _Unusable(opened)
+            raise BadRowError(opened)
         return opened
 
     def _open(self, db_id: str) -> Database | str:
