@@ -18,6 +18,8 @@ def check(root: Path, arguments: list[str]) -> int:
     args = parser.parse_args(arguments)
     marks = [] if args.profile == "gpu" else ["not gpu"]
     tests = ["pytest", "-m", " and ".join([*marks, *(["not slow"] if args.fast else [])])]
+    if args.fast:  # the slow ones use all cores themselves
+        tests += ["--numprocesses=auto", "--dist=worksteal"]
     for tool in (["ruff", "format", "--check"], ["ruff", "check"], ["mypy"], tests):
         print(f"== {' '.join(tool[:2]).removesuffix(' -m')} ==", flush=True)
         status = subprocess.run([sys.executable, "-m", *tool], cwd=root).returncode
