@@ -92,7 +92,7 @@ CELLS = st.sampled_from([None, 0, 1, 2, "a", "1", 1.0, 2.5, 2.5000001])
 TABLES = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[CELLS] * width), min_size=1, max_size=4))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(TABLES, st.randoms(use_true_random=False))
 def test_shuffled_rows_and_columns_still_match(rows: list[tuple[Any, ...]], shuffle: random.Random) -> None:
     order = shuffle.sample(range(len(rows[0])), len(rows[0]))
@@ -100,7 +100,7 @@ def test_shuffled_rows_and_columns_still_match(rows: list[tuple[Any, ...]], shuf
     assert execution_match(result(*rows), result(*other), ordered=False)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(TABLES, TABLES, st.booleans())
 def test_the_search_agrees_with_trying_everything(gold: list[Any], prediction: list[Any], ordered: bool) -> None:
     assert execution_match(result(*gold), result(*prediction), ordered=ordered) is brute_force(

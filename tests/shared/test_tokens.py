@@ -42,7 +42,7 @@ def test_a_text_that_fits_is_not_cut() -> None:
     assert TOKENIZER.cut(text, TOKENIZER.count(text)) == (text, False)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=60), st.integers(min_value=0, max_value=20))
 def test_a_cut_text_is_a_beginning_within_the_limit(text: str, limit: int) -> None:
     kept, cut = TOKENIZER.cut(text, limit)
