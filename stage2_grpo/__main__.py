@@ -1,5 +1,5 @@
 """`python -m stage2_grpo`: GRPO from the stage-1 checkpoint; `doctor` examines a run beforehand, `budget` its lengths,
-`export` finishes one with what it has saved."""
+`gate` compares checkpoints of stage 1, `export` finishes a run with what it has saved."""
 
 import sys
 
@@ -7,7 +7,7 @@ from shared.cli import carry_out, common_parser, run_main
 
 _DESCRIPTION = """Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint.
 `python -m stage2_grpo doctor` finds what would spoil a run, `python -m stage2_grpo budget` measures the lengths of episodes
-and suggests limits; both have a --help of their own. `python -m stage2_grpo export` finishes an interrupted or stopped run with
+and suggests limits, `python -m stage2_grpo gate` says which checkpoint to start from; each has a --help of its own. `python -m stage2_grpo export` finishes an interrupted or stopped run with
 the best step that it has saved."""
 
 
@@ -21,6 +21,11 @@ def main() -> None:
         from stage2_grpo.budget.command import main as budget
 
         budget(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["gate"]:
+        from stage2_grpo.gate import main as gate
+
+        gate(sys.argv[2:])
         return
     is_export = sys.argv[1:2] == ["export"]
     parser = common_parser("python -m stage2_grpo", _DESCRIPTION)

@@ -1,6 +1,5 @@
 """The readiness gate: what a probe says of a model, when the stage stops, and which questions are left out."""
 
-import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,13 +9,27 @@ import pytest
 from shared.config import load_config
 from shared.errors import UserError
 from shared.records import Question
-from stage2_grpo.gate import Readiness, readiness_line, readiness_of, shortfall, training_questions, without_flat
+from shared.runs import write_json
+from stage2_grpo.gate import (
+    Readiness,
+    readiest,
+    readiness_line,
+    readiness_of,
+    shortfall,
+    training_questions,
+    without_flat,
+)
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 CONFIG = load_config(PIPELINE, "gpu")
 READY = Readiness(
     questions=128, samples=8, pass_at_1=0.5, pass_at_k=0.7, mixed_share=0.4, tool_call_rate=1.0, mean_turns=4.5
 )
+
+
+def gate_folder(grpo: Path) -> Path:
+    (grpo / "gate").mkdir()
+    return grpo / "gate"
 
 
 def questions(*names: str) -> list[Question]:
@@ -30,7 +43,7 @@ def test_the_figures_of_a_probe() -> None:
         questions=4, samples=2, pass_at_1=0.5, pass_at_k=0.75, mixed_share=0.5, tool_call_rate=0.9, mean_turns=4.0
     )
     assert readiness_line(readiness) == (
-        "grpo: gate  pass@1 50.0%  pass@2 75.0%  mixed groups 50.0%  tool calls 90.0%  turns 4.0  questions 4"
+        "pass@1 50.0%  pass@2 75.0%  mixed groups 50.0%  tool calls 90.0%  turns 4.0  questions 4"
     )
 
 
@@ -74,14 +87,14 @@ def test_a_finished_probe_is_read_again_and_shapes_the_training_rows(
 ) -> None:
     asked = questions("never", "mixed")
     saved = {"readiness": asdict(READY), "solved": {"never": [False, False], "mixed": [True, False]}}
-    (tmp_path / "gate.json").write_text(json.dumps(saved))
+    write_json(gate_folder(tmp_path) / "gate.json", saved)
     assert training_questions(CONFIG, tmp_path, tmp_path / "model", asked) == asked[1:]
     assert "1 of 2 training questions left out (gate.flat_share)" in capsys.readouterr().out
 
 
 def test_a_finished_probe_of_a_model_that_is_not_ready_stops_again(tmp_path: Path) -> None:
     saved = {"readiness": asdict(replace(READY, tool_call_rate=0.1)), "solved": {}}
-    (tmp_path / "gate.json").write_text(json.dumps(saved))
+    write_json(gate_folder(tmp_path) / "gate.json", saved)
     with pytest.raises(UserError, match="not ready for GRPO"):
         training_questions(CONFIG, tmp_path, tmp_path / "model", questions("q"))
 
@@ -90,3 +103,12 @@ def test_without_the_gate_every_question_is_trained(tmp_path: Path) -> None:
     config = load_config(PIPELINE, "cpu")
     asked = questions("a", "b")
     assert training_questions(config, tmp_path, tmp_path / "model", asked) == asked
+
+
+def test_the_readiest_checkpoint_solves_most_questions_then_mixes_most() -> None:
+    found = {
+        Path("often right"): replace(READY, pass_at_1=0.9, pass_at_k=0.7, mixed_share=0.1),
+        Path("mixes more"): replace(READY, pass_at_1=0.3, pass_at_k=0.7, mixed_share=0.6),
+        Path("solves less"): replace(READY, pass_at_k=0.6, mixed_share=0.6),
+    }
+    assert readiest(found) == Path("mixes more")

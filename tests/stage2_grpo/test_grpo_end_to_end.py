@@ -177,7 +177,7 @@ def test_a_model_that_is_never_right_does_not_pass_the_gate(runs: Path) -> None:
     assert "grpo: gate  pass@1 0.0%  pass@2 0.0%  mixed groups 0.0%" in stage.stdout
     assert "2 episodes solve only 0.0% of the questions (gate.min_pass 0.3); bring easier questions" in stage.stderr
     grpo = runs / "e2e" / "grpo"
-    saved = json.loads((grpo / "gate.json").read_text())
+    saved = json.loads((grpo / "gate" / "gate.json").read_text())
     assert len(saved["solved"]) == saved["readiness"]["questions"] == 4
     assert not (grpo / "checkpoints").exists()
 
