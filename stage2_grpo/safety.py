@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from shared.metrics import mean
+from shared.metrics import mean, percent
 from shared.settings import Config, SafetyConfig
 
 Row = Mapping[str, Any]
@@ -80,7 +80,7 @@ def _nothing_to_compare(last: Sequence[Row]) -> str | None:
         return None
     accuracy = mean(row["execution_accuracy"] for row in last)
     return (
-        f"no group of the last {len(last)} steps had both right and wrong episodes (accuracy {accuracy:.0%}), so there is "
+        f"no group of the last {len(last)} steps had both right and wrong episodes (accuracy {percent(accuracy)}), so there is "
         "nothing to learn from; bring easier or harder questions, or start from a better stage-1 checkpoint"
     )
 

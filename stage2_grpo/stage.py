@@ -134,7 +134,8 @@ def refuse_nothing_to_train(adopted: int, total: int) -> None:
 def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Path, Path], total: int) -> None:
     """Run the trainer until its last step is saved or validation no longer improves; nothing to do when that is so."""
     checkpoints = folder / "checkpoints"
-    done, trip = newest_step(checkpoints), None
+    done = newest_step(checkpoints)
+    trip: Trip | None = None
     forget_steps_after(done, folder)
     rows: list[Row] = list(JsonlTail(folder / "metrics.jsonl").new_rows())
     if done >= total or out_of_patience(config, rows):
@@ -286,11 +287,12 @@ def plan_export(config: Config, run: RunDirectory) -> list[str]:
 
 def plan(config: Config, run: RunDirectory) -> list[str]:
     """What `run` would do, for --dry-run; touches nothing."""
-    grpo = config.grpo
+    grpo, gate = config.grpo, config.gate
     named = os.environ.get("SFT_MODEL_PATH") or grpo.model or f"the checkpoint of {run.sft}"
     steps = grpo.total_steps or f"all steps of {grpo.epochs} epoch(s)"
     return [
         f"grpo: start from {named}",
+        f"      gate: {f'{gate.questions} questions x {gate.samples} episodes' if gate.questions else 'off'}",
         f"      {steps}, {grpo.train_batch_size} questions x {grpo.rollouts_per_question} episodes a step",
         f"      questions {run.data / 'train.jsonl'}, validation {run.data / 'val.jsonl'}",
         f"      writes {run.grpo}: checkpoints/, logs/, metrics.jsonl, episodes.jsonl, model/, {runs.MANIFEST}",

@@ -123,6 +123,7 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert [row["step"] for row in steps] == [1, 2]
     assert steps[0]["calls"] > 0  # the update, which only spreads the probabilities, may undo what the model was taught
     assert all(row["episodes"] == 4 for row in steps)
+    assert all((row["mixed_groups"], row["zero_advantage_groups"]) == (0.0, 2) for row in steps)  # all wrong, so gated
     assert all(row["policy_moved"] > 0 and row["server_moved"] > 0 and row["weight_gap"] < 0.08 for row in steps)
     asked = [row["question_id"] for row in episodes(grpo)]  # four of the first step, then all tries of the second
     assert (len(set(asked[:4])), len(set(asked[4:]))) == (2, 2)

@@ -36,8 +36,8 @@ FAULTS = {
     "the entropy collapsed to 2%": {"entropy": 0.008},
     "the episodes grew to 5.0 times": {"episode_tokens": 500.0},
     "the tool-call rate fell to 50%": {"tool_call_rate": 0.5},
-    "accuracy 0%), so there is nothing to learn": {"mixed_groups": 0.0, "execution_accuracy": 0.0},
-    "accuracy 100%), so there is nothing to learn": {"mixed_groups": 0.0, "execution_accuracy": 1.0},
+    "accuracy 0.0%), so there is nothing to learn": {"mixed_groups": 0.0, "execution_accuracy": 0.0},
+    "accuracy 100.0%), so there is nothing to learn": {"mixed_groups": 0.0, "execution_accuracy": 1.0},
 }
 
 
