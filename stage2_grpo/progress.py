@@ -6,6 +6,7 @@ synchronous: the episodes that ended since the last step's line belong to the ne
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +47,9 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
         "policy_moved": "guard/trainer_moved",
         "server_moved": "guard/server_moved",
     }
-    return values | {name: float(trainer[key]) for name, key in renamed.items() if key in trainer}
+    # VERL's file logger writes null for what is not finite.
+    figures = {name: trainer[key] for name, key in renamed.items() if key in trainer}
+    return values | {name: math.nan if value is None else float(value) for name, value in figures.items()}
 
 
 def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shared.config import load_config
+from stage2_grpo.progress import step_metrics
 from stage2_grpo.safety import best_step, kept_steps, tripped, validations_since_best
 
 CONFIG = load_config(Path(__file__).resolve().parents[2] / "pipeline.yaml", "cpu", ["safety.window=4"])
@@ -67,6 +68,12 @@ def test_a_step_that_is_no_number_stops_at_once(name: str, value: float) -> None
     assert trip.sentence.startswith(f"the {name.replace('_', ' ')} of step 5 is {value}")
     assert trip.since == 5
     assert tripped([*faulty(1, **{name: value}), {"step": 6, **HEALTHY}], SAFETY) is None
+
+
+def test_what_verl_writes_of_a_loss_that_is_no_number_is_one() -> None:
+    trip = tripped([{"step": 1, **step_metrics({"actor/pg_loss": None, "actor/grad_norm": 0.1}, [])}], SAFETY)
+    assert trip
+    assert trip.sentence.startswith("the loss of step 1 is nan")
 
 
 def test_a_fault_that_was_there_from_the_start_is_no_drift() -> None:
