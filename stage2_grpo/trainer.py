@@ -9,7 +9,8 @@
    Lightning would train them as reward 0.
 3. A group of episodes that are all right or all wrong brings no update (grpo.binary_groups).
 4. Each checkpoint carries the probe's log-probabilities and the server's greedy tokens, which the export must reproduce.
-5. The last step is saved even when it made no update.
+5. The last step is saved even when it made no update, and a run resumed at the end of an epoch goes on with the order of
+   rows that the next one would have had.
 """
 
 from __future__ import annotations
@@ -109,12 +110,26 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
                 self._save_checkpoint()  # the base class saves only steps that had an update
             return result
 
+        def _load_checkpoint(self) -> None:
+            super()._load_checkpoint()
+            skip_epochs(self.train_dataloader, self.global_steps)
+
         def _save_checkpoint(self) -> None:
             # First, because the base class ends with the marker that makes the checkpoint count.
             self._weight_guard.save_probe(step_folder(Path(self.config.trainer.default_local_dir), self.global_steps))
             super()._save_checkpoint()
 
     return GuardedTrainer
+
+
+def skip_epochs(dataloader: Any, steps: int) -> None:
+    """Go on with the order of the rows where an epoch has ended; VERL restores it only in the middle of one.
+
+    Its sampler draws one permutation of the rows for each epoch, so those of the `steps` made so far are drawn and left.
+    """
+    epochs, rest = divmod(steps, len(dataloader))
+    for _ in range(0 if rest else epochs):
+        iter(dataloader.sampler)
 
 
 class WeightGuard:
