@@ -166,13 +166,19 @@ _POSITIVE = (
     "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions evaluate.samples "
     "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database sandbox.max_compare_rows "
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
-    "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints"
+    "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
+    "safety.length_factor"
 ).split()
 _NOT_NEGATIVE = (
     "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
-    "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature"
+    "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature "
+    "gate.questions gate.min_turns safety.patience safety.window"
 ).split()
-_SHARES = "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()
+_SHARES = (
+    "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share "
+    "sft.parallel_share gate.min_pass gate.min_mixed gate.min_tool_calls gate.flat_share safety.entropy_share "
+    "safety.tool_call_share"
+).split()
 
 
 def _check(config: Config) -> None:
@@ -205,6 +211,11 @@ def _check(config: Config) -> None:
         raise UserError(
             f"Setting grpo.mini_batch_size ({grpo.mini_batch_size}) exceeds grpo.train_batch_size "
             f"({grpo.train_batch_size}), so every step would be skipped; lower it."
+        )
+    if config.gate.questions and config.gate.samples < 2:
+        raise UserError(
+            f"Setting gate.samples is {config.gate.samples}; a mixed group needs at least 2 samples of a question, or set "
+            "gate.questions to 0 to do without the gate."
         )
     if config.agent.context_tokens > config.vllm.max_model_len:
         raise UserError(

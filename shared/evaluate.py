@@ -61,11 +61,16 @@ def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> 
     check_model_folder(model, "the evaluated model")
 
     def play(questions: Sequence[Question], folder: Path) -> Summary:
-        tokenizer = Tokenizer.from_folder(model)
-        with vllm_server(model, config, folder) as base_url:
-            return _played(questions, base_url, tokenizer, config, folder)
+        return play_model(model, questions, config, folder)
 
     return _recorded(play, config, run, who, model=model)
+
+
+def play_model(model: Path, questions: Sequence[Question], config: Config, folder: Path) -> Summary:
+    """Serve a model folder and play the questions with it, `evaluate.samples` times each; `folder` gets all files."""
+    tokenizer = Tokenizer.from_folder(model)
+    with vllm_server(model, config, folder) as base_url:
+        return _played(questions, base_url, tokenizer, config, folder)
 
 
 def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:

@@ -120,17 +120,23 @@ def finished(folder: Path, expected: str) -> dict[str, Any] | None:
     return manifest if all(Path(output).exists() for output in manifest["outputs"].values()) else None
 
 
-def begin_stage(folder: Path, expected: str) -> None:
+def begin_stage(folder: Path, expected: str, **details: Any) -> None:
     """Open a stage folder: keep a half-finished attempt of the same fingerprint, else start from an empty folder.
 
-    A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted.
+    A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted. `details` are
+    noted beside the fingerprint for `read_started`.
     """
     marker = folder / STARTED
-    same = _read_object(marker).get("fingerprint") == expected
+    same = read_started(folder).get("fingerprint") == expected
     if folder.exists() and not same:
         set_aside(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S")})
+    write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S"), **details})
+
+
+def read_started(folder: Path) -> dict[str, Any]:
+    """What `begin_stage` noted in a stage folder; empty when it has not been there."""
+    return _read_object(folder / STARTED)
 
 
 def set_aside(folder: Path) -> None:

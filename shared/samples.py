@@ -47,7 +47,7 @@ async def in_samples(
         raise UserError(
             f"Setting evaluate.samples is {count}, but greedy decoding gives one answer; set evaluate.temperature above 0."
         )
-    folders = [folder, *(folder / f"sample_{number}" for number in range(2, count + 1))]
+    folders = sample_folders(folder, count)
     summaries = [await play(each) for each in folders]
     if count > 1:
         databases = {path: Database(path, config.sandbox) for path in {question.database for question in questions}}
@@ -57,14 +57,25 @@ async def in_samples(
     return summaries[0]
 
 
+def sample_folders(folder: Path, count: int) -> list[Path]:
+    """The evaluations of the 1st, 2nd, … sample."""
+    return [folder, *(folder / f"sample_{number}" for number in range(2, count + 1))]
+
+
+def outcomes(questions: Sequence[Question], folders: Sequence[Path]) -> dict[str, list[bool]]:
+    """Which samples of a question are right, by question id; only questions that have all their samples."""
+    rewards = [_by_question(folder / "rewards.jsonl") for folder in folders]
+    whole = [question.id for question in questions if all(question.id in sample for sample in rewards)]
+    return {name: [bool(sample[name]["correct"]) for sample in rewards] for name in whole}
+
+
 def sample_figures(
     questions: Sequence[Question], folders: Sequence[Path], databases: Mapping[str, Database]
 ) -> dict[str, float | int | None]:
     """pass@1, 2, 4, … and the accuracy of the vote, over questions that have all their samples."""
-    rewards = [_by_question(folder / "rewards.jsonl") for folder in folders]
     episodes = [_by_question(folder / "episodes.jsonl") for folder in folders]
-    whole = [question for question in questions if all(question.id in sample for sample in rewards)]
-    right = {question.id: [bool(sample[question.id]["correct"]) for sample in rewards] for question in whole}
+    right = outcomes(questions, folders)
+    whole = [question for question in questions if question.id in right]
     sizes = [2**power for power in range(len(folders).bit_length()) if 2**power <= len(folders)]
     figures: dict[str, float | int | None] = {"questions": len(whole), "samples": len(folders)}
     for k in sizes:

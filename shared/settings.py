@@ -91,6 +91,28 @@ class GrpoConfig:
     reward_valid_call: float
     reward_executed: float
     reward_right_tables: float
+    binary_groups: bool
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    questions: int
+    samples: int
+    min_pass: float
+    min_mixed: float
+    min_tool_calls: float
+    min_turns: float
+    flat_share: float
+
+
+@dataclass(frozen=True)
+class SafetyConfig:
+    patience: int
+    window: int
+    entropy_share: float
+    length_factor: float
+    tool_call_share: float
+    changed: Literal["refuse", "continue", "restart"]
 
 
 @dataclass(frozen=True)
@@ -134,6 +156,8 @@ class Config:
     agent: AgentConfig
     sft: SftConfig
     grpo: GrpoConfig
+    gate: GateConfig
+    safety: SafetyConfig
     vllm: VllmConfig
     evaluate: EvaluateConfig
     logging: LoggingConfig

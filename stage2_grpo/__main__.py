@@ -1,4 +1,5 @@
-"""`python -m stage2_grpo`: GRPO from the stage-1 checkpoint; `doctor` examines a run beforehand, `budget` its lengths."""
+"""`python -m stage2_grpo`: GRPO from the stage-1 checkpoint; `doctor` examines a run beforehand, `budget` its lengths,
+`gate` compares checkpoints of stage 1, `export` finishes a run with what it has saved."""
 
 import sys
 
@@ -6,11 +7,12 @@ from shared.cli import carry_out, common_parser, run_main
 
 _DESCRIPTION = """Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint.
 `python -m stage2_grpo doctor` finds what would spoil a run, `python -m stage2_grpo budget` measures the lengths of episodes
-and suggests limits; both have a --help of their own."""
+and suggests limits, `python -m stage2_grpo gate` says which checkpoint to start from; each has a --help of its own. `python -m stage2_grpo export` finishes an interrupted or stopped run with
+the best step that it has saved."""
 
 
 def main() -> None:
-    """Choose between the stage and its two helpers."""
+    """Choose between the stage and its helpers."""
     if sys.argv[1:2] == ["doctor"]:
         from stage2_grpo.doctor.command import main as doctor
 
@@ -20,12 +22,21 @@ def main() -> None:
 
         budget(sys.argv[2:])
         return
+    if sys.argv[1:2] == ["gate"]:
+        from stage2_grpo.gate import main as gate
+
+        gate(sys.argv[2:])
+        return
+    is_export = sys.argv[1:2] == ["export"]
     parser = common_parser("python -m stage2_grpo", _DESCRIPTION)
-    args = parser.parse_args()
+    args = parser.parse_args(sys.argv[2:] if is_export else None)
 
     from stage2_grpo import stage
 
-    carry_out(args, stage.plan, stage.run)
+    if is_export:
+        carry_out(args, stage.plan_export, stage.run_export)
+    else:
+        carry_out(args, stage.plan, stage.run)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,15 @@
 
 VERL 0.8.0 saves one shard per rank with PEFT's parameter names and has a merger of its own, which for LoRA writes the
 base weights and leaves the adapter beside them. Here the adapter is added to the weights (W + alpha/r * B A, Hu et al.
-2021, in float32), and the result must reproduce the log-probabilities that the trainer gave the probe text of the last
-step and must differ from the start model.
+2021, in float32). The result must differ from the start model, give the probe text the log-probabilities that the trainer
+gave it at that step, and choose the tokens that the rollout server then chose greedily.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +20,8 @@ from shared.model_folder import publish
 if TYPE_CHECKING:
     import torch
 
-PROBE_FILE = "probe.json"
 _TOLERANCE = 0.08  # nats per token; bfloat16 rounding of the weights alone moves the 135M model by about 0.01
-
-
-def newest_checkpoint(checkpoints: Path) -> tuple[int, Path] | None:
-    """(step, actor folder) of the last completely saved checkpoint; VERL writes the marker file last."""
-    try:
-        step = int((checkpoints / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
-    return step, checkpoints / f"global_step_{step}" / "actor"
+_NEAR_TIE = 0.25  # nats: the server rounds its logits to bfloat16, whose steps are 0.125 where logits lie above 16
 
 
 def export(
@@ -46,20 +38,26 @@ def export(
     with publish(target) as partial:
         model.save_pretrained(partial)
         AutoTokenizer.from_pretrained(start_model).save_pretrained(partial)
-        gap = _probe_gap(AutoModelForCausalLM.from_pretrained(partial, dtype=torch.float32), probe)
-        _judge(actor, changed, gap)
-    return {"largest_weight_change": changed, "probe_gap": gap}
+        figures = {"largest_weight_change": changed} | _probe_figures(partial, probe)
+        _judge(actor, figures)
+    return figures
 
 
-def _judge(actor: Path, changed: float, gap: float) -> None:
-    if not changed > 0.0:
+def _judge(actor: Path, figures: Mapping[str, float]) -> None:
+    if not figures["largest_weight_change"] > 0.0:
         raise UserError(
             f"The exported weights of {actor} equal the start model's: nothing was trained; see the step lines."
         )
-    if not gap <= _TOLERANCE:  # also when it is NaN
+    kept = f"the checkpoint {actor} is kept, do not use the export."
+    if not figures["probe_gap"] <= _TOLERANCE:  # also when it is NaN
         raise UserError(
-            f"The exported model differs from the trained policy by {gap:.3f} nats per token on the probe text "
-            f"(limit {_TOLERANCE}); the checkpoint {actor} is kept, do not use the export."
+            f"The exported model differs from the trained policy by {figures['probe_gap']:.3f} nats per token on the probe "
+            f"text (limit {_TOLERANCE}); {kept}"
+        )
+    if not figures["greedy_regret"] <= _NEAR_TIE:
+        raise UserError(
+            f"The rollout server's greedy tokens are not the exported model's: one of them lies {figures['greedy_regret']:.3f} "
+            f"nats below its best (limit {_NEAR_TIE}, for ties that rounding decides); {kept}"
         )
 
 
@@ -110,13 +108,32 @@ def _largest_change(before: dict[str, torch.Tensor], after: dict[str, torch.Tens
     return max((after[name] - before[name].float()).abs().max().item() for name in after)
 
 
-def _probe_gap(model: Any, probe: Path) -> float:
-    """Mean absolute difference (nats per token) to the trainer's log-probabilities of the probe's response tokens."""
+def _probe_figures(model_folder: Path, probe: Path) -> dict[str, float]:
+    """How the exported model compares with what was measured when the checkpoint was saved.
+
+    `probe_gap`: mean absolute difference (nats per token) to the trainer's log-probabilities of the probe's response;
+    `greedy_equal`: share of the rollout server's greedy tokens that are the model's own choice; `greedy_regret`: how far
+    (nats) the others lie below it at most.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    saved = json.loads(probe.read_text(encoding="utf-8"))
+    told, wanted = _chosen_log_probs(model, saved["prompt"], saved["response"])[0], torch.tensor(saved["log_probs"])
+    chosen, best = _chosen_log_probs(model, saved["prompt"], saved["greedy"])
+    return {
+        "probe_gap": (told - wanted).abs().mean().item(),
+        "greedy_equal": (chosen == best).float().mean().item(),
+        "greedy_regret": (best - chosen).max().item(),
+    }
+
+
+def _chosen_log_probs(model: Any, prompt: list[int], response: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities [response tokens] of the response and of the model's favourites in its places."""
     import torch
 
-    saved = json.loads(probe.read_text(encoding="utf-8"))
-    tokens = torch.tensor([saved["prompt"] + saved["response"]])
+    tokens = torch.tensor([prompt + response])
     with torch.inference_mode():
-        log_probs = model(tokens).logits[0, :-1].float().log_softmax(-1)
-    chosen = log_probs.gather(-1, tokens[0, 1:, None])[-len(saved["response"]) :, 0]
-    return (chosen - torch.tensor(saved["log_probs"])).abs().mean().item()
+        log_probs = model(tokens).logits[0, len(prompt) - 1 : -1].float().log_softmax(-1)
+    return log_probs.gather(-1, tokens[0, len(prompt) :, None])[:, 0], log_probs.max(-1).values

@@ -6,6 +6,8 @@ synchronous: the episodes that ended since the last step's line belong to the ne
 
 from __future__ import annotations
 
+import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +17,8 @@ from shared.metrics import mean, percent
 def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The figures of one step: what the trainer measured and what its episodes did.
 
-    Shares are over episodes (accuracy, tool-call rate), executed calls (fallback) and turns after the first (merged);
-    None where there was nothing to count.
+    Shares are over episodes (accuracy, tool-call rate), executed calls (fallback), turns after the first (merged) and
+    questions (mixed groups: those with right and wrong episodes); None where there was nothing to count.
     """
     judged = [episode for episode in episodes if episode["reward"]]
     values: dict[str, float | None] = {
@@ -28,6 +30,8 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
         "calls": float(sum(episode["calls"] for episode in judged)),
         "turns": mean(float(episode["turns"]) for episode in judged),
         "tokens": float(sum(episode["completion_tokens"] for episode in judged)),
+        "episode_tokens": mean(float(episode["completion_tokens"]) for episode in judged),
+        "mixed_groups": _mixed_share(judged),
         "episodes": float(len(judged)),
         "lost_episodes": float(len(episodes) - len(judged)),
     }
@@ -35,13 +39,17 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
         "seconds": "timing_s/step",
         "rollout_seconds": "timing_s/gen",
         "update_seconds": "timing_s/update_actor",
+        "loss": "actor/pg_loss",
+        "entropy": "actor/entropy_loss",
         "grad_norm": "actor/grad_norm",
         "zero_advantage_groups": "training/n_zero_adv_groups",
         "weight_gap": "guard/rollout_trainer_gap",
         "policy_moved": "guard/trainer_moved",
         "server_moved": "guard/server_moved",
     }
-    return values | {name: float(trainer[key]) for name, key in renamed.items() if key in trainer}
+    # VERL's file logger writes null for what is not finite.
+    figures = {name: trainer[key] for name, key in renamed.items() if key in trainer}
+    return values | {name: math.nan if value is None else float(value) for name, value in figures.items()}
 
 
 def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
@@ -72,6 +80,13 @@ def validation_line(step: int, values: Mapping[str, float | None]) -> str:
 
 def _figure(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
+
+
+def _mixed_share(episodes: Sequence[Mapping[str, Any]]) -> float | None:
+    outcomes: defaultdict[str, set[bool]] = defaultdict(set)
+    for episode in episodes:
+        outcomes[episode["question_id"]].add(episode["reward"]["correct"])
+    return mean(float(len(seen) > 1) for seen in outcomes.values())
 
 
 def _share(episodes: Sequence[Mapping[str, Any]], part: str, whole: str) -> float | None:

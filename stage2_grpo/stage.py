@@ -1,7 +1,7 @@
 """Stage 2: GRPO from the stage-1 checkpoint, through Agent Lightning, VERL and vLLM, to a plain Hugging Face folder.
 
-model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → quick checks, reward self-test → gateway + controller + trainer
-→ one line per step → export, verified → manifest
+model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → quick checks, reward self-test, readiness gate → gateway +
+controller + trainer → one line per step, tripwires, the best checkpoint kept → export, verified → manifest
 """
 
 from __future__ import annotations
@@ -10,32 +10,30 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from shared import runs
-from shared.config import to_dict
 from shared.errors import UserError
 from shared.metrics import MetricsLog
 from shared.model_folder import check_model_folder, local_path
-from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward import self_test
 from shared.runs import RunDirectory, question_file
 from shared.services import OwnedProcess
 from shared.settings import Config
-from stage2_grpo.export import PROBE_FILE, export, newest_checkpoint
+from stage2_grpo import resume
+from stage2_grpo.checkpoints import PROBE_FILE, newest_step, prune, rewind, saved_steps, step_folder
+from stage2_grpo.export import export
+from stage2_grpo.gate import training_questions
 from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
+from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
 from stage2_grpo.services import gateway_and_controller, trainer
 
 _POLL_SECONDS = 0.5
-_OPERATIONAL = {
-    "grpo": ("model", "concurrency", "episode_timeout_seconds", "sync_tolerance", "keep_checkpoints", "save_every"),
-    "vllm": ("gpu_memory_utilization", "num_gpu_blocks_override", "cpu_kv_cache_gib", "start_timeout_seconds"),
-}
 
 
 def run(config: Config, run: RunDirectory) -> Path:
@@ -43,23 +41,42 @@ def run(config: Config, run: RunDirectory) -> Path:
     model = starting_model(config, run)
     print(f"grpo: starts from {model}", flush=True)
     train, validation = (question_file(run, split) for split in ("train", "val"))
-    mark = stage_fingerprint(config, model, train, validation)
-    if manifest := runs.finished(run.grpo, mark):
+    inputs = resume.stage_inputs(config, model, train, validation)
+    if manifest := runs.finished(run.grpo, runs.fingerprint(**inputs)):
         print(f"grpo: finished before, {manifest['outputs']['model']}")
         return Path(manifest["outputs"]["model"])
     from stage2_grpo.doctor.command import before_run  # which itself needs this module
 
     questions = list(read_questions(train))
-    total = total_steps(config, len(questions))
     before_run(config, run, model, questions)
     self_test(questions, config.grpo, config.sandbox)
-    runs.begin_stage(run.grpo, mark)
+    adopted = resume.begin(run.grpo, inputs, config.safety.changed)
     started = time.monotonic()
-    train_policy(config, run.grpo, model, (train, validation), total)
-    checked = export_policy(config, run.grpo, model, total)
+    kept = training_questions(config, run.grpo, model, questions)
+    total = total_steps(config, len(kept))
+    refuse_nothing_to_train(adopted, total)
+    write_jsonl(run.grpo / "train.jsonl", kept)
+    train_policy(config, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
+    return conclude(config, run, model, inputs, started)
+
+
+def run_export(config: Config, run: RunDirectory) -> Path:
+    """Finish the stage with what an interrupted or stopped run has saved; raises UserError when that is nothing."""
+    model = starting_model(config, run)
+    inputs = resume.stage_inputs(config, model, question_file(run, "train"), question_file(run, "val"))
+    if runs.finished(run.grpo, runs.fingerprint(**inputs)) or not newest_step(run.grpo / "checkpoints"):
+        raise UserError(f"{run.grpo} holds no unfinished run with a saved step; there is nothing to export.")
+    resume.begin(run.grpo, inputs, config.safety.changed)
+    return conclude(config, run, model, inputs, time.monotonic())
+
+
+def conclude(config: Config, run: RunDirectory, model: Path, inputs: Mapping[str, Any], started: float) -> Path:
+    """Export the best saved step and write the manifest."""
+    step, figures = export_policy(config, run.grpo, model)
     outputs, seconds = {"model": str(run.grpo / "model")}, time.monotonic() - started
+    mark = runs.fingerprint(**inputs)
     runs.finish_stage(
-        run.grpo, mark, seconds=seconds, outputs=outputs, start_model=str(model), steps=total, export=checked
+        run.grpo, mark, seconds=seconds, outputs=outputs, start_model=str(model), steps=step, export=figures
     )
     print(f"GRPO_MODEL_PATH={run.grpo / 'model'}")
     return run.grpo / "model"
@@ -87,16 +104,6 @@ def newest_stage1(run: RunDirectory) -> str:
     raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
 
 
-def stage_fingerprint(config: Config, model: Path, train: Path, validation: Path) -> str:
-    """Everything the trained policy depends on; not how fast or how patiently the run goes about it."""
-    parts = {key: to_dict(config)[key] for key in ("profile", "seed", "agent", "sandbox", "grpo", "vllm")}
-    for section, names in _OPERATIONAL.items():
-        parts[section] = {key: value for key, value in parts[section].items() if key not in names}
-    data = (runs.read_manifest(train.parent) or {}).get("fingerprint")  # covers the databases, too
-    prompts = [SYSTEM_PROMPT, TOOLS]
-    return runs.fingerprint(**parts, prompts=prompts, data=data, train=train, validation=validation, start=model)
-
-
 def total_steps(config: Config, questions: int) -> int:
     """Steps of the whole training; raises UserError when not even one full batch is there."""
     grpo = config.grpo
@@ -115,29 +122,75 @@ def total_steps(config: Config, questions: int) -> int:
     return available if grpo.total_steps is None else grpo.total_steps
 
 
+def refuse_nothing_to_train(adopted: int, total: int) -> None:
+    """Changed settings that end before the step from which the run would go on are a mistake, not a finished run."""
+    if adopted and adopted >= total:
+        raise UserError(
+            f"No step is left to train: step {adopted} is saved and the changed settings make {total} steps; raise "
+            "grpo.total_steps or grpo.epochs, or take what is there with `python -m stage2_grpo export`."
+        )
+
+
 def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Path, Path], total: int) -> None:
-    """Run the trainer until its last step is saved; nothing to do when it is already."""
-    done = newest_checkpoint(folder / "checkpoints")
-    if done and done[0] >= total:
+    """Run the trainer until its last step is saved or validation no longer improves; nothing to do when that is so."""
+    checkpoints = folder / "checkpoints"
+    done = newest_step(checkpoints)
+    trip: Trip | None = None
+    forget_steps_after(done, folder)
+    rows: list[Row] = list(JsonlTail(folder / "metrics.jsonl").new_rows())
+    if done >= total or out_of_patience(config, rows):
         return
     if done:
-        print(f"grpo: continues after step {done[0]} of {total}")
-    first = done[0] if done else 0
-    forget_steps_after(first, folder)
+        print(f"grpo: continues after step {done} of {total}")
     with (
         gateway_and_controller(config, model, folder) as rollouts,
         trainer(config, folder, rollouts, questions) as process,
     ):
-        for _ in follow(config, folder, process, first, total):
+        for row in follow(config, folder, process, done, total):
             rollouts.check()
-        status = process.wait()
-    reached = newest_checkpoint(folder / "checkpoints")
-    if status or not reached or reached[0] < total:
-        raise UserError(failure(folder / "logs" / "trainer.log", reached[0] if reached else 0, total))
+            if row is None:
+                continue
+            rows.append(row)
+            if trip := tripped(rows, config.safety):
+                break
+            prune(checkpoints, kept_steps(rows, saved_steps(checkpoints), config))
+            if out_of_patience(config, rows):
+                return
+        status = 0 if trip else process.wait()
+    if trip:
+        raise UserError(f"Stopped after step {rows[-1]['step']}: {go_back(checkpoints, trip)}")
+    reached = newest_step(checkpoints)
+    if status or reached < total:
+        raise UserError(failure(folder / "logs" / "trainer.log", reached, total))
 
 
-def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total: int) -> Iterator[None]:
-    """Print and log one line per step after step `last` until the trainer ends; yields twice a second meanwhile."""
+def go_back(checkpoints: Path, trip: Trip) -> str:
+    """Make the last checkpoint from before the fault the newest one; the sentence for the user. The trainer has ended."""
+    good = max((step for step in saved_steps(checkpoints) if step < trip.since), default=0)
+    rewind(checkpoints, good)
+    later = f"later ones stay as tripped_step_* in {checkpoints}"
+    if not good:
+        return f"{trip.sentence}. No checkpoint is older than the fault ({later}): run again with such a change, it starts anew."
+    return (
+        f"{trip.sentence}. Step {good} is the last good checkpoint ({later}): run again with such a change and --set "
+        "safety.changed=continue, or take the best saved step with `python -m stage2_grpo export`."
+    )
+
+
+def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
+    """Whether safety.patience validations have passed without a better one."""
+    waited = validations_since_best(rows)
+    if not config.safety.patience or waited < config.safety.patience:
+        return False
+    print(f"grpo: ends early, {waited} validations without a better one (safety.patience)", flush=True)
+    return True
+
+
+def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total: int) -> Iterator[Row | None]:
+    """Print and log one line per step after step `last` until the trainer ends.
+
+    Yields the figures of each step and validation as they come, and None twice a second meanwhile.
+    """
     trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
     episode_rows.new_rows()  # those of an interrupted run belong to its steps
     episodes: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)  # by split, since the last line
@@ -168,7 +221,8 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
                         f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")
                     }
                 log.log(row["step"], values)
-            yield
+                yield {"step": row["step"], **values}
+            yield None
             time.sleep(_POLL_SECONDS)
         for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
             bar.write(skipped_line(skipped, total))
@@ -191,20 +245,22 @@ def forget_steps_after(step: int, folder: Path) -> None:
         write_jsonl(metrics, [row for row in JsonlTail(metrics).new_rows() if row["step"] <= step])
 
 
-def export_policy(config: Config, folder: Path, model: Path, total: int) -> dict[str, float]:
-    """Merge and verify the last checkpoint into `<folder>/model`."""
-    newest = newest_checkpoint(folder / "checkpoints")
-    assert newest is not None, "train_policy returned without a checkpoint"
-    print(f"grpo: exporting step {newest[0]} of {total}")
-    grpo = config.grpo
-    return export(
-        newest[1],
+def export_policy(config: Config, folder: Path, model: Path) -> tuple[int, dict[str, float]]:
+    """Merge the best checkpoint by validation, else the newest, into `<folder>/model`; its step and how it verified."""
+    saved, rows = saved_steps(folder / "checkpoints"), JsonlTail(folder / "metrics.jsonl").new_rows()
+    best = best_step(rows, saved)
+    step = saved[-1] if best is None else best
+    print(f"grpo: exporting step {step}, the {'newest' if best is None else 'best by validation'} of {saved}")
+    checkpoint = step_folder(folder / "checkpoints", step)
+    figures = export(
+        checkpoint / "actor",
         model,
         folder / "model",
-        lora_rank=grpo.lora_rank,
-        lora_alpha=grpo.lora_alpha,
-        probe=folder / PROBE_FILE,
+        lora_rank=config.grpo.lora_rank,
+        lora_alpha=config.grpo.lora_alpha,
+        probe=checkpoint / PROBE_FILE,
     )
+    return step, figures
 
 
 def failure(log: Path, reached: int, total: int) -> str:
@@ -212,9 +268,11 @@ def failure(log: Path, reached: int, total: int) -> str:
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [
-        line for line in lines if re.search(r"(WeightsOutOfSync|CpuBackendError|PinnedCodeChanged|Error): ", line)
+        line
+        for line in lines
+        if re.search(r"(WeightsOutOfSync|PolicyNotFinite|CpuBackendError|PinnedCodeChanged|Error): ", line)
     ]
-    guard = [line for line in errors if "WeightsOutOfSync" in line]
+    guard = [line for line in errors if "WeightsOutOfSync" in line or "PolicyNotFinite" in line]
     cause = (guard or errors or lines or ["it wrote no log"])[-1].strip()
     return (
         f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
@@ -222,13 +280,19 @@ def failure(log: Path, reached: int, total: int) -> str:
     )
 
 
+def plan_export(config: Config, run: RunDirectory) -> list[str]:
+    """What `run_export` would do, for --dry-run."""
+    return [f"grpo: export the best of the saved steps {saved_steps(run.grpo / 'checkpoints')} to {run.grpo / 'model'}"]
+
+
 def plan(config: Config, run: RunDirectory) -> list[str]:
     """What `run` would do, for --dry-run; touches nothing."""
-    grpo = config.grpo
+    grpo, gate = config.grpo, config.gate
     named = os.environ.get("SFT_MODEL_PATH") or grpo.model or f"the checkpoint of {run.sft}"
     steps = grpo.total_steps or f"all steps of {grpo.epochs} epoch(s)"
     return [
         f"grpo: start from {named}",
+        f"      gate: {f'{gate.questions} questions x {gate.samples} episodes' if gate.questions else 'off'}",
         f"      {steps}, {grpo.train_batch_size} questions x {grpo.rollouts_per_question} episodes a step",
         f"      questions {run.data / 'train.jsonl'}, validation {run.data / 'val.jsonl'}",
         f"      writes {run.grpo}: checkpoints/, logs/, metrics.jsonl, episodes.jsonl, model/, {runs.MANIFEST}",

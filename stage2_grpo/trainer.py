@@ -1,18 +1,23 @@
-"""Three guarantees on top of Agent Lightning's trainer.
+"""Five guarantees on top of Agent Lightning's trainer.
 
 1. The weight guard. After every update the rollout server must sample the policy that was just trained. In some LoRA
    modes of VERL 0.8.0 it silently goes on sampling the start model (measured; see verl_config.py). So around each
    training step the server and the trainer are asked for the log-probabilities of one fixed probe text: the server's
-   must have changed with the update, and must equal the trainer's within grpo.sync_tolerance, or the run stops.
+   must have changed with the update, and must equal the trainer's within grpo.sync_tolerance, or the run stops. A policy
+   whose probabilities are no numbers any more stops it, too, before it is saved.
 2. An episode without a reward is no training row. The controller gives no reward to infrastructure failures; Agent
    Lightning would train them as reward 0.
-3. The last step is saved even when it made no update.
+3. A group of episodes that are all right or all wrong brings no update (grpo.binary_groups).
+4. Each checkpoint carries the probe's log-probabilities and the server's greedy tokens, which the export must reproduce.
+5. The last step is saved even when it made no update, and a run resumed at the end of an epoch goes on with the order of
+   rows that the next one would have had.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,14 +27,21 @@ from typing import Any
 import httpx
 
 from shared.prompts import TOOLS, opening_messages
+from stage2_grpo.checkpoints import PROBE_FILE, step_folder
+from stage2_grpo.groups import gate_on_outcome
 
 GAP = "guard/rollout_trainer_gap"
 TRAINER_MOVED = "guard/trainer_moved"
 SERVER_MOVED = "guard/server_moved"
+_GREEDY_TOKENS = 32
 
 
 class WeightsOutOfSync(RuntimeError):
     """The rollout server does not sample the policy that is trained."""
+
+
+class PolicyNotFinite(RuntimeError):
+    """The trained policy gives no numbers any more."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +74,17 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
     """A subclass of Agent Lightning's trainer with these guarantees."""
 
     class RewardedOnlyAdapter(adapter_class):
+        binary_groups = True
+
         def get_train_data_batch(self, completed_rollouts: list[Any], **options: Any) -> Any:
             rewarded = [rollout for rollout in completed_rollouts if rollout.final_reward is not None]
+            if self.binary_groups:
+                groups = [rollout.data_id for rollout in rewarded]
+                gated = gate_on_outcome([rollout.final_reward for rollout in rewarded], groups)
+                rewarded = [
+                    rollout.model_copy(update={"final_reward": reward})
+                    for rollout, reward in zip(rewarded, gated, strict=True)
+                ]
             batch, metrics = super().get_train_data_batch(rewarded, **options)
             metrics["training/n_unrewarded_rollouts"] = len(completed_rollouts) - len(rewarded)
             return batch, metrics
@@ -72,6 +93,10 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
     sys.modules[trainer_class.__module__].RolloutAdapter = RewardedOnlyAdapter  # type: ignore[attr-defined]
 
     class GuardedTrainer(trainer_class):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            RewardedOnlyAdapter.binary_groups = self.config.ray_kwargs.firstcall.binary_groups
+
         @functools.cached_property
         def _weight_guard(self) -> WeightGuard:
             return WeightGuard(self)
@@ -85,7 +110,26 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
                 self._save_checkpoint()  # the base class saves only steps that had an update
             return result
 
+        def _load_checkpoint(self) -> None:
+            super()._load_checkpoint()
+            skip_epochs(self.train_dataloader, self.global_steps)
+
+        def _save_checkpoint(self) -> None:
+            # First, because the base class ends with the marker that makes the checkpoint count.
+            self._weight_guard.save_probe(step_folder(Path(self.config.trainer.default_local_dir), self.global_steps))
+            super()._save_checkpoint()
+
     return GuardedTrainer
+
+
+def skip_epochs(dataloader: Any, steps: int) -> None:
+    """Go on with the order of the rows where an epoch has ended; VERL restores it only in the middle of one.
+
+    Its sampler draws one permutation of the rows for each epoch, so those of the `steps` made so far are drawn and left.
+    """
+    epochs, rest = divmod(steps, len(dataloader))
+    for _ in range(0 if rest else epochs):
+        iter(dataloader.sampler)
 
 
 class WeightGuard:
@@ -93,7 +137,7 @@ class WeightGuard:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._settings = trainer.config.ray_kwargs.firstcall
+        self._tolerance = trainer.config.ray_kwargs.firstcall.sync_tolerance
         self._probe = _probe(trainer)
         self._last: tuple[Any, list[Any]] | None = None
 
@@ -110,9 +154,21 @@ class WeightGuard:
             TRAINER_MOVED: _distance(trainer, trainer_before),
             SERVER_MOVED: min(_distance(*pair) for pair in zip(servers, servers_before, strict=True)),
         }
-        judge(self._trainer.global_steps, figures, self._settings.sync_tolerance)
-        self._save(trainer)
+        judge(self._trainer.global_steps, figures, self._tolerance)
         return figures
+
+    def save_probe(self, folder: Path) -> None:
+        """What the export of this checkpoint must reproduce: the trainer's figures and the first server's greedy tokens."""
+        assert self._last is not None
+        saved = {
+            "step": self._trainer.global_steps,
+            "prompt": self._probe.prompt,
+            "response": self._probe.response,
+            "log_probs": self._last[0].tolist(),
+            "greedy": self._greedy(self._trainer.llm_server_manager.get_addresses()[0]),
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / PROBE_FILE).write_text(json.dumps(saved), encoding="utf-8")
 
     def _measure(self) -> tuple[Any, list[Any]]:
         """Log-probabilities [response tokens] of the probe by the trainer and by each rollout server."""
@@ -127,35 +183,34 @@ class WeightGuard:
         import torch
 
         probe = self._probe
-        response = httpx.post(
-            f"http://{address}/v1/completions",
-            json={
-                "model": self._trainer.config.actor_rollout_ref.model.path,
-                "prompt": probe.prompt + probe.response,
-                "max_tokens": 1,
-                "temperature": 0,
-                "prompt_logprobs": 0,
-            },
-            timeout=300,
-        )
-        entries = response.raise_for_status().json()["choices"][0]["prompt_logprobs"][len(probe.prompt) :]
+        answer = self._complete(address, probe.prompt + probe.response, max_tokens=1, prompt_logprobs=0)
+        entries = answer["prompt_logprobs"][len(probe.prompt) :]
         return torch.tensor(
             [entry[str(token)]["logprob"] for token, entry in zip(probe.response, entries, strict=True)]
         )
 
-    def _save(self, log_probs: Any) -> None:
-        """For the export, which must reproduce these figures."""
-        saved = {
-            "step": self._trainer.global_steps,
-            "prompt": self._probe.prompt,
-            "response": self._probe.response,
-            "log_probs": log_probs.tolist(),
-        }
-        Path(self._settings.probe_file).write_text(json.dumps(saved), encoding="utf-8")
+    def _greedy(self, address: str) -> list[int]:
+        self._trainer._resume_all_rollout_generation()  # a validation ends with generation paused
+        answer = self._complete(address, self._probe.prompt, max_tokens=_GREEDY_TOKENS, return_token_ids=True)
+        return list(answer["token_ids"])
+
+    def _complete(self, address: str, prompt: list[int], **options: Any) -> dict[str, Any]:
+        model = self._trainer.config.actor_rollout_ref.model.path
+        request = {"model": model, "prompt": prompt, "temperature": 0, **options}
+        response = httpx.post(f"http://{address}/v1/completions", json=request, timeout=300)
+        return dict(response.raise_for_status().json()["choices"][0])
 
 
 def judge(step: int, figures: Mapping[str, float], tolerance: float) -> None:
-    """Raise WeightsOutOfSync when a server kept its old weights or is further from the trainer than `tolerance`."""
+    """Raise WeightsOutOfSync when a server kept its old weights or is further from the trainer than `tolerance`.
+
+    Raises PolicyNotFinite when the trainer's own figures are no numbers.
+    """
+    if not math.isfinite(figures[TRAINER_MOVED]):
+        raise PolicyNotFinite(
+            f"After the update of step {step} the policy's log-probabilities are no numbers any more: the training diverged; "
+            "lower grpo.learning_rate."
+        )
     advice = (
         "the rollout server does not sample the trained policy. LoRA must run with strategy fsdp and lora.merge=True "
         "(stage2_grpo/verl_config.py)."

@@ -14,7 +14,6 @@ from typing import Any
 
 from shared.errors import UserError
 from shared.settings import Config
-from stage2_grpo.export import PROBE_FILE
 from stage2_grpo.worker_setup import HOOK
 
 
@@ -154,7 +153,7 @@ def _trainer(config: Config, paths: TrainerPaths) -> dict[str, Any]:
         "val_before_train": grpo.val_before_train,
         "test_freq": grpo.test_every,
         "save_freq": grpo.save_every,
-        "max_actor_ckpt_to_keep": grpo.keep_checkpoints,
+        "max_actor_ckpt_to_keep": None,  # stage2_grpo/checkpoints.py keeps the newest, across attempts, and the best
         "default_local_dir": str(paths.folder / "checkpoints"),
         "resume_mode": "auto",
         "logger": loggers,
@@ -175,7 +174,7 @@ def additions(config: Config, paths: TrainerPaths) -> dict[str, Any]:
         "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook": HOOK,
         "ray_kwargs.firstcall": {
             "sync_tolerance": config.grpo.sync_tolerance,
-            "probe_file": str(paths.folder / PROBE_FILE),
+            "binary_groups": config.grpo.binary_groups,
         },
     }
     if config.vllm.num_gpu_blocks_override is not None:

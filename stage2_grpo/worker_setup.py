@@ -11,12 +11,16 @@ from typing import Any
 from stage2_grpo import cpu_backend, import_hooks
 
 HOOK = "stage2_grpo.worker_setup.setup"
+_SYNC_SECONDS = 300.0  # for one bucket of weights; the slowest seen took under ten
 
 
 def setup() -> None:
     """Prepare this process."""
     cpu_backend.activate()
-    patches: dict[str, import_hooks.Patch] = {"agentlightning.verl.trainer": _guard_trainer}
+    patches: dict[str, import_hooks.Patch] = {
+        "agentlightning.verl.trainer": _guard_trainer,
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": end_stuck_sync,
+    }
     if importlib.util.find_spec("flash_attn") is None:
         patches["verl.utils.attention_utils"] = _unpad_without_flash_attn
     import_hooks.install(patches)
@@ -32,6 +36,31 @@ def _guard_trainer(module: Any) -> None:
     import_hooks.replace(
         module, "AgentLightningRayPPOTrainer", guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
     )
+
+
+def end_stuck_sync(module: Any) -> None:
+    """VERL's sender waits without end for a vLLM worker that failed to take the weights; the run would hang with it."""
+    sender, zmq = module.BucketedWeightSender, module.zmq
+    open_socket: Any = None
+    send: Any = None
+
+    def open_impatient_socket(self: Any) -> None:
+        open_socket(self)
+        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * _SYNC_SECONDS))
+
+    async def send_or_say_why(self: Any, weights: Any) -> None:
+        try:
+            await send(self, weights)
+        except zmq.Again as error:
+            from stage2_grpo.trainer import WeightsOutOfSync
+
+            raise WeightsOutOfSync(
+                f"The rollout server did not take the trained weights within {_SYNC_SECONDS:.0f} s; its own error stands in the "
+                "trainer's log. LoRA must run with strategy fsdp and lora.merge=True (stage2_grpo/verl_config.py)."
+            ) from error
+
+    open_socket = import_hooks.replace(sender, "_init_socket", open_impatient_socket)
+    send = import_hooks.replace(sender, "async_send_weights", send_or_say_why)
 
 
 def _unpad_without_flash_attn(module: Any) -> None:

@@ -50,6 +50,14 @@ def checkpoint(folder: Path, *, prefix: str = "model.", width: int = HIDDEN) -> 
     return folder
 
 
+def save_steps(checkpoints: Path, *steps: int) -> None:
+    """What VERL leaves of these saved steps, but for the weights."""
+    for step in steps:
+        (checkpoints / f"global_step_{step}" / "actor").mkdir(parents=True)
+        (checkpoints / f"global_step_{step}" / "data.pt").touch()
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(max(steps)))
+
+
 def healthy_case(folder: Path, *overrides: str, profile: str = "cpu") -> Case:
     """Settings, data and checkpoint in which no check finds anything, but for what `overrides` change."""
     config = load_config(ROOT / "pipeline.yaml", profile, [*ROOM, f"runs_dir={folder / 'runs'}", *overrides])

@@ -47,7 +47,7 @@ def checkpoint(folder: Path, state: dict[str, Any]) -> Path:
 
 
 def probe_of(model_folder: Path, state: dict[str, Any], file: Path) -> Path:
-    """The trainer's side of the probe: log-probabilities of the merged policy."""
+    """The trainer's side of the probe, log-probabilities of the merged policy, and the server's, its greedy tokens."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
@@ -56,7 +56,9 @@ def probe_of(model_folder: Path, state: dict[str, Any], file: Path) -> Path:
     with torch.inference_mode():
         log_probs = model(torch.tensor([prompt + response])).logits[0, :-1].log_softmax(-1)
     values = [log_probs[len(prompt) - 1 + i, token].item() for i, token in enumerate(response)]
-    file.write_text(json.dumps({"step": 1, "prompt": prompt, "response": response, "log_probs": values}))
+    greedy = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=8)[0, len(prompt) :].tolist()
+    saved = {"step": 1, "prompt": prompt, "response": response, "log_probs": values, "greedy": greedy}
+    file.write_text(json.dumps(saved))
     return file
 
 
@@ -78,6 +80,8 @@ def test_an_export_reproduces_the_trained_policy(start_model: Path, tmp_path: Pa
     figures = export(actor, start_model, tmp_path / "out", lora_rank=RANK, lora_alpha=ALPHA, probe=probe)
     assert figures["largest_weight_change"] > 0.01
     assert figures["probe_gap"] < 0.05
+    assert figures["greedy_regret"] < 0.05
+    assert figures["greedy_equal"] >= 0.75  # the rounding of the exported weights may decide a near tie
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).state_dict()
     wanted = merge_lora(state, ALPHA / RANK)["model.layers.0.self_attn.q_proj.weight"]
     assert torch.allclose(exported["model.layers.0.self_attn.q_proj.weight"], wanted, atol=1e-2)
@@ -99,6 +103,16 @@ def test_a_probe_that_does_not_match_is_refused(start_model: Path, tmp_path: Pat
     probe.write_text(json.dumps({**saved, "log_probs": [value + 0.2 for value in saved["log_probs"]]}))
     with pytest.raises(UserError, match="differs from the trained policy"):
         export(actor, start_model, tmp_path / "out", lora_rank=RANK, lora_alpha=ALPHA, probe=probe)
+
+
+def test_a_server_that_chose_other_tokens_is_found(start_model: Path, tmp_path: Path) -> None:
+    state = peft_state(start_model, 0.05)
+    actor, probe = checkpoint(tmp_path / "actor", state), probe_of(start_model, state, tmp_path / "probe.json")
+    saved = json.loads(probe.read_text())
+    probe.write_text(json.dumps({**saved, "greedy": [(token + 1) % 500 for token in saved["greedy"]]}))
+    with pytest.raises(UserError, match="greedy tokens are not the exported model's"):
+        export(actor, start_model, tmp_path / "out", lora_rank=RANK, lora_alpha=ALPHA, probe=probe)
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_incomplete_checkpoint_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ import pytest
 from shared.records import ToolCall
 from shared.runs import read_manifest
 from shared.tool_calls import render_call
+from stage2_grpo.checkpoints import newest_step
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +41,20 @@ SETTINGS = [
     "data.questions_per_database=10",
     "vllm.cpu_kv_cache_gib=1",
 ]
+ADAPTER_MODE = """
+from stage2_grpo import import_hooks
+
+def adapter_mode(module):
+    right = module.overrides
+    def overrides(config, paths):
+        values = right(config, paths)
+        values["actor_rollout_ref"]["model"]["lora"]["merge"] = False
+        values["actor_rollout_ref"]["actor"]["strategy"] = "fsdp2"
+        return values
+    import_hooks.replace(module, "overrides", overrides)
+
+import_hooks.install({"stage2_grpo.verl_config": adapter_mode})
+"""
 
 
 def command(module: str, runs: Path, *settings: str) -> list[str]:
@@ -66,6 +82,10 @@ def wait_for(condition, seconds: float) -> bool:  # type: ignore[no-untyped-def]
             return True
         time.sleep(0.5)
     return False
+
+
+def episodes(grpo: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (grpo / "episodes.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +123,15 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert [row["step"] for row in steps] == [1, 2]
     assert steps[0]["calls"] > 0  # the update, which only spreads the probabilities, may undo what the model was taught
     assert all(row["episodes"] == 4 for row in steps)
+    assert all((row["mixed_groups"], row["zero_advantage_groups"]) == (0.0, 2) for row in steps)  # all wrong, so gated
     assert all(row["policy_moved"] > 0 and row["server_moved"] > 0 and row["weight_gap"] < 0.08 for row in steps)
+    asked = [row["question_id"] for row in episodes(grpo)]  # four of the first step, then all tries of the second
+    assert (len(set(asked[:4])), len(set(asked[4:]))) == (2, 2)
+    assert set(asked[:4]).isdisjoint(asked[4:])  # the order of the questions goes on where the killed run was
     manifest = read_manifest(grpo)
     assert manifest is not None
     assert manifest["export"]["largest_weight_change"] > 0
+    assert manifest["export"]["greedy_regret"] < 0.25
     before, after = (
         AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
         for folder in (runs / "tiny", grpo / "model")
@@ -127,3 +152,35 @@ def test_an_interrupted_stage_leaves_no_process(runs: Path) -> None:
     output = stage.communicate(timeout=90)[0]
     assert stage.returncode == 130, output
     assert not of_this_run(runs)
+
+
+def test_lora_in_adapter_mode_stops_the_run_at_its_first_update(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        ADAPTER_MODE
+    )  # Python imports it when it starts, in the run's processes alone
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, "seed=8")
+    stage = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    assert stage.returncode == 2, stage.stdout + stage.stderr
+    said = stage.stderr.splitlines()[-1]
+    assert "The trainer stopped after step 0 of 2 saved" in said
+    assert "After the update of step 1 the server's log-probabilities of the probe text are unchanged" in said
+    assert "LoRA must run with strategy fsdp and lora.merge=True" in said
+    assert newest_step(runs / "e2e" / "grpo" / "checkpoints") == 0
+    assert not of_this_run(runs)
+
+
+def test_a_model_that_is_never_right_does_not_pass_the_gate(runs: Path) -> None:
+    gate = ("gate.questions=4", "gate.samples=2", "gate.min_tool_calls=0", "gate.min_turns=0")
+    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, *gate, "seed=9")
+    stage = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert stage.returncode == 2, stage.stdout + stage.stderr
+    assert "grpo: gate  pass@1 0.0%  pass@2 0.0%  mixed groups 0.0%" in stage.stdout
+    assert "2 episodes solve only 0.0% of the questions (gate.min_pass 0.3); bring easier questions" in stage.stderr
+    grpo = runs / "e2e" / "grpo"
+    saved = json.loads((grpo / "gate" / "gate.json").read_text())
+    assert len(saved["solved"]) == saved["readiness"]["questions"] == 4
+    assert not (grpo / "checkpoints").exists()
+
+    again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (again.returncode, "starting" in again.stderr) == (2, False)  # the probe is not played twice

@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import pytest
+
 from stage2_grpo.progress import step_line, step_metrics, validation_line
 
 
 def episode(**changes: Any) -> dict[str, Any]:
     row = {
+        "question_id": "q1",
         "reward": {"total": 1.0, "correct": True},
         "hermes_calls": 2,
         "fallback_calls": 0,
@@ -30,6 +33,15 @@ def test_figures_of_a_step() -> None:
     assert values["merged_share"] == 0.75
     assert (values["turns"], values["tokens"], values["seconds"]) == (3.0, 200.0, 12.5)
     assert (values["episodes"], values["lost_episodes"]) == (2.0, 1.0)
+    assert values["episode_tokens"] == 100.0
+
+
+def test_a_group_is_mixed_when_its_episodes_differ_in_being_right() -> None:
+    right, wrong = {"total": 1.0, "correct": True}, {"total": 0.1, "correct": False}
+    groups = {"mixed": (right, wrong), "solved": (right, right), "failed": (wrong, {**wrong, "total": 0.2})}
+    episodes = [episode(question_id=name, reward=reward) for name, group in groups.items() for reward in group]
+    assert step_metrics({}, episodes)["mixed_groups"] == pytest.approx(1 / 3)
+    assert step_metrics({}, [])["mixed_groups"] is None
 
 
 def test_a_step_line_names_every_figure() -> None:

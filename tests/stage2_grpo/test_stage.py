@@ -13,7 +13,9 @@ from shared.runs import RunDirectory, finish_stage, question_file
 from shared.services import OwnedProcess
 from shared.settings import Config
 from stage2_grpo import stage
-from stage2_grpo.export import newest_checkpoint
+from stage2_grpo.checkpoints import saved_steps
+from stage2_grpo.safety import Trip
+from tests.stage2_grpo.checkpoint_folder import save_steps
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 
@@ -103,11 +105,34 @@ def test_impossible_step_counts_are_refused(config: Config, questions: int, says
         stage.total_steps(config, questions)
 
 
-def test_only_a_completely_saved_checkpoint_counts(tmp_path: Path) -> None:
-    (tmp_path / "global_step_2" / "actor").mkdir(parents=True)
-    assert newest_checkpoint(tmp_path) is None
-    (tmp_path / "latest_checkpointed_iteration.txt").write_text("2")
-    assert newest_checkpoint(tmp_path) == (2, tmp_path / "global_step_2" / "actor")
+def test_changed_settings_that_leave_no_step_are_refused() -> None:
+    stage.refuse_nothing_to_train(0, 16)
+    stage.refuse_nothing_to_train(8, 16)
+    with pytest.raises(UserError, match=r"No step is left.*step 16 is saved"):
+        stage.refuse_nothing_to_train(16, 16)
+
+
+def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> None:
+    save_steps(tmp_path, 4, 8, 12)
+    message = stage.go_back(tmp_path, Trip("the entropy collapsed", since=9))
+    assert message.startswith("the entropy collapsed. Step 8 is the last good checkpoint")
+    assert saved_steps(tmp_path) == [4, 8]
+    assert (tmp_path / "tripped_step_12").exists()
+
+
+def test_a_run_that_went_wrong_from_the_start_starts_anew(tmp_path: Path) -> None:
+    save_steps(tmp_path, 4)
+    assert "No checkpoint is older than the fault" in stage.go_back(tmp_path, Trip("x", since=1))
+    assert saved_steps(tmp_path) == []
+
+
+def test_patience_ends_a_run_that_no_longer_improves(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"step": step, "validation_execution_accuracy": value} for step, value in ((0, 0.3), (4, 0.5), (8, 0.5))]
+    impatient, endless = (load_config(PIPELINE, "cpu", [f"safety.patience={steps}"]) for steps in (1, 0))
+    assert not stage.out_of_patience(impatient, rows[:2])
+    assert stage.out_of_patience(impatient, rows)
+    assert not stage.out_of_patience(endless, rows)
+    assert capsys.readouterr().out.count("ends early, 1 validations") == 1
 
 
 def test_a_failure_quotes_the_weight_guard_first(tmp_path: Path) -> None:
@@ -131,7 +156,13 @@ def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
 ) -> None:
     def episode(split: str, total: float) -> dict[str, object]:
         counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
-        return {"split": split, "reward": {"total": total, "correct": total == 1.0}, "completion_tokens": 9, **counts}
+        return {
+            "split": split,
+            "question_id": "q1",
+            "reward": {"total": total, "correct": total == 1.0},
+            "completion_tokens": 9,
+            **counts,
+        }
 
     def step(number: int) -> dict[str, object]:
         return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0}}

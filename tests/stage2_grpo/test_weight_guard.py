@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_grpo.trainer import GAP, SERVER_MOVED, TRAINER_MOVED, WeightsOutOfSync, judge
+from stage2_grpo.trainer import GAP, SERVER_MOVED, TRAINER_MOVED, PolicyNotFinite, WeightsOutOfSync, judge
 
 
 def figures(gap: float, trainer_moved: float, server_moved: float) -> dict[str, float]:
@@ -30,3 +30,9 @@ def test_a_server_with_other_weights_stops_the_run(
 ) -> None:
     with pytest.raises(WeightsOutOfSync, match=says):
         judge(3, figures(gap, trainer_moved, server_moved), tolerance=0.08)
+
+
+def test_a_policy_without_numbers_is_no_matter_of_the_server() -> None:
+    nan = float("nan")
+    with pytest.raises(PolicyNotFinite, match="training diverged"):
+        judge(3, figures(nan, nan, 0.01), tolerance=0.08)

@@ -1,0 +1,114 @@
+"""The readiness gate: what a probe says of a model, when the stage stops, and which questions are left out."""
+
+import re
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from shared.config import load_config
+from shared.errors import UserError
+from shared.records import Question
+from shared.runs import write_json
+from stage2_grpo.gate import (
+    Readiness,
+    readiest,
+    readiness_line,
+    readiness_of,
+    shortfall,
+    training_questions,
+    without_flat,
+)
+
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+CONFIG = load_config(PIPELINE, "gpu")
+READY = Readiness(
+    questions=128, samples=8, pass_at_1=0.5, pass_at_k=0.7, mixed_share=0.4, tool_call_rate=1.0, mean_turns=4.5
+)
+
+
+def gate_folder(grpo: Path) -> Path:
+    (grpo / "gate").mkdir()
+    return grpo / "gate"
+
+
+def questions(*names: str) -> list[Question]:
+    return [Question(name, "db", "?", "SELECT 1", "db.sqlite") for name in names]
+
+
+def test_the_figures_of_a_probe() -> None:
+    solved = {"mixed": [True, False], "always": [True, True], "never": [False, False], "rarely": [False, True]}
+    readiness = readiness_of(solved, tool_call_rate=0.9, mean_turns=4.0)
+    assert readiness == Readiness(
+        questions=4, samples=2, pass_at_1=0.5, pass_at_k=0.75, mixed_share=0.5, tool_call_rate=0.9, mean_turns=4.0
+    )
+    assert readiness_line(readiness) == (
+        "pass@1 50.0%  pass@2 75.0%  mixed groups 50.0%  tool calls 90.0%  turns 4.0  questions 4"
+    )
+
+
+def test_a_probe_of_nothing_is_not_ready() -> None:
+    assert shortfall(readiness_of({}, 0.0, 0.0), CONFIG.gate)
+
+
+def test_a_ready_model_passes() -> None:
+    assert shortfall(READY, CONFIG.gate) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"tool_call_rate": 0.5, "pass_at_k": 0.0}, "50.0% of its episodes call a tool.*sft.epochs"),
+        ({"mean_turns": 1.2}, "have 1.2 turns .*sft.epochs"),
+        ({"pass_at_k": 0.1, "mixed_share": 0.1}, "8 episodes solve only 10.0% of the questions.*easier questions"),
+        ({"mixed_share": 0.1, "pass_at_1": 0.9}, "10.0% of the questions have right and wrong.*harder questions"),
+        ({"mixed_share": 0.1, "pass_at_1": 0.3}, "easier questions, raise grpo.temperature"),
+    ],
+)
+def test_a_model_that_would_learn_nothing_is_refused_with_what_to_do(changes: dict[str, float], says: str) -> None:
+    sentence = shortfall(replace(READY, **changes), CONFIG.gate)  # type: ignore[arg-type]
+    assert sentence
+    assert re.search(says, sentence)
+    assert sentence.count(". ") == 0
+
+
+def test_flat_questions_fill_at_most_their_share() -> None:
+    flat = {f"flat{i}": [True, True] if i % 2 else [False, False] for i in range(6)}
+    solved = {**flat, "mixed": [True, False]}
+    asked = questions("flat0", "mixed", "flat1", "flat2", "unprobed1", "flat3", "unprobed2", "flat4", "flat5")
+    kept = without_flat(asked, solved, share=0.25)
+    assert [question.id for question in kept] == ["flat0", "mixed", "unprobed1", "unprobed2"]
+    assert [question.id for question in without_flat(asked, solved, share=0.0)] == ["mixed", "unprobed1", "unprobed2"]
+    assert without_flat(asked, solved, share=0.9) == asked
+
+
+def test_a_finished_probe_is_read_again_and_shapes_the_training_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = questions("never", "mixed")
+    saved = {"readiness": asdict(READY), "solved": {"never": [False, False], "mixed": [True, False]}}
+    write_json(gate_folder(tmp_path) / "gate.json", saved)
+    assert training_questions(CONFIG, tmp_path, tmp_path / "model", asked) == asked[1:]
+    assert "1 of 2 training questions left out (gate.flat_share)" in capsys.readouterr().out
+
+
+def test_a_finished_probe_of_a_model_that_is_not_ready_stops_again(tmp_path: Path) -> None:
+    saved = {"readiness": asdict(replace(READY, tool_call_rate=0.1)), "solved": {}}
+    write_json(gate_folder(tmp_path) / "gate.json", saved)
+    with pytest.raises(UserError, match="not ready for GRPO"):
+        training_questions(CONFIG, tmp_path, tmp_path / "model", questions("q"))
+
+
+def test_without_the_gate_every_question_is_trained(tmp_path: Path) -> None:
+    config = load_config(PIPELINE, "cpu")
+    asked = questions("a", "b")
+    assert training_questions(config, tmp_path, tmp_path / "model", asked) == asked
+
+
+def test_the_readiest_checkpoint_solves_most_questions_then_mixes_most() -> None:
+    found = {
+        Path("often right"): replace(READY, pass_at_1=0.9, pass_at_k=0.7, mixed_share=0.1),
+        Path("mixes more"): replace(READY, pass_at_1=0.3, pass_at_k=0.7, mixed_share=0.6),
+        Path("solves less"): replace(READY, pass_at_k=0.6, mixed_share=0.6),
+    }
+    assert readiest(found) == Path("mixes more")
