@@ -33,7 +33,19 @@ from stage2_grpo.services import gateway_and_controller, trainer
 
 _POLL_SECONDS = 0.5
 _OPERATIONAL = {
-    "grpo": ("model", "concurrency", "episode_timeout_seconds", "sync_tolerance", "keep_checkpoints", "save_every"),
+    "grpo": (
+        "model",
+        "concurrency",
+        "call_timeout_seconds",
+        "episode_timeout_seconds",
+        "step_timeout_seconds",
+        "sync_tolerance",
+        "keep_checkpoints",
+        "save_every",
+        "ray_address",
+        "gateway_url",
+        "job_template",
+    ),
     "vllm": ("gpu_memory_utilization", "num_gpu_blocks_override", "cpu_kv_cache_gib", "start_timeout_seconds"),
 }
 
