@@ -30,6 +30,7 @@ from shared.settings import Config
 from stage2_grpo.export import PROBE_FILE, export, newest_checkpoint
 from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
 from stage2_grpo.services import gateway_and_controller, trainer
+from stage2_grpo.timing import step_shares
 
 _POLL_SECONDS = 0.5
 _OPERATIONAL = {
@@ -170,7 +171,9 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
                     for skipped in range(last + 1, row["step"]):
                         bar.write(skipped_line(skipped, total))
                     last = row["step"]
-                    values = step_metrics(row["data"], episodes.pop("train", []))
+                    played = episodes.pop("train", [])
+                    values = step_metrics(row["data"], played)
+                    values |= step_shares(row["data"], played, config.grpo.concurrency)
                     refuse_silent_model(row["step"], values)
                     bar.write(step_line(row["step"], total, values))
                 if validation := episodes.pop("val", []):

@@ -204,16 +204,16 @@ def test_a_reward_outlives_a_gateway_that_fails_for_a_while(gateway: ScriptedGat
 
 
 def test_every_episode_has_a_thread_for_its_query(gateway: ScriptedGateway) -> None:
-    together = threading.Barrier(40, timeout=5)  # asyncio's own pool has six threads on two cores
+    together = threading.Barrier(20, timeout=5)  # asyncio's own pool has six threads on two cores
 
     async def block(task: RolloutTask) -> float:
         await asyncio.to_thread(together.wait)
         return 1.0
 
     async def scenario() -> None:
-        gateway.queue(*range(40))
-        running = asyncio.create_task(serve(gateway.url, KEY, block, concurrency=40, poll_seconds=0.01))
-        await reach(gateway, *["succeeded"] * 40)
+        gateway.queue(*range(20))
+        running = asyncio.create_task(serve(gateway.url, KEY, block, concurrency=20, poll_seconds=0.01))
+        await reach(gateway, *["succeeded"] * 20)
         os.kill(os.getpid(), signal.SIGTERM)
         await running
 

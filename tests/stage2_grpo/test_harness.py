@@ -71,7 +71,6 @@ def played(
     tokenizer, rows = Tokenizer.from_folder(tokenizer_folder(folder)), []
     handler = make_handler(load_config(PIPELINE, "cpu", settings), folder, rows.append)
     question = Question("q1", "insurance", "How many claims are there?", SQL, str(insurance_file(folder)))
-    (folder / "insurance.sqlite").touch()
     with scripted_gateway() as gateway:
         gateway.model = model or ScriptedModel(tokenizer, *says)
         (name,) = gateway.queue(vars(question))
