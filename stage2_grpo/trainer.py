@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -72,6 +73,11 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
     sys.modules[trainer_class.__module__].RolloutAdapter = RewardedOnlyAdapter  # type: ignore[attr-defined]
 
     class GuardedTrainer(trainer_class):
+        def _make_rollout_manager(self, manager_cls: Any) -> Any:
+            """With the gateway's key from the environment, which is not in the config, for that is printed and logged."""
+            key = os.environ["AGL_KEY"]
+            return super()._make_rollout_manager(lambda **settings: manager_cls(**settings | {"agl_key": key}))
+
         @functools.cached_property
         def _weight_guard(self) -> WeightGuard:
             return WeightGuard(self)
