@@ -211,8 +211,8 @@ class PooledController:
 
     async def _wait_for_episodes(self, seconds: float) -> set[asyncio.Task[None]]:
         """The episodes that have not ended after `seconds`, or when a second stop says to hurry."""
-        hurry = asyncio.create_task(self._hurry.wait())
-        ended = asyncio.gather(*self._episodes.values(), return_exceptions=True)
+        hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
+        ended: asyncio.Future[Any] = asyncio.gather(*self._episodes.values(), return_exceptions=True)
         await asyncio.wait({hurry, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         return {episode for episode in self._episodes.values() if not episode.done()}

@@ -78,7 +78,7 @@ def load_agent(name: str) -> Agent:
         ) from error
     if not callable(agent):
         raise UserError(f"Setting grpo.agent is {name!r}, which is not a function; see stage2_grpo/harness.py.")
-    return agent  # type: ignore[no-any-return]
+    return agent
 
 
 async def play(agent: Agent, task: Assignment, tokenizer: Tokenizer) -> Episode:

@@ -126,7 +126,7 @@ def address_towards(ray_address: str | None) -> str:
 @contextlib.contextmanager
 def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[Path, Path]) -> Iterator[OwnedProcess]:
     """Start the trainer process on (train, validation) questions."""
-    with contextlib.nullcontext({}) if config.grpo.ray_address else _private_ray(folder) as ray:
+    with _private_ray(folder, wanted=config.grpo.ray_address is None) as ray:
         process = OwnedProcess(
             [sys.executable, "-m", "stage2_grpo.train", str(rollouts.settings_file), *map(str, questions)],
             name="the trainer",
@@ -139,8 +139,11 @@ def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[P
 
 
 @contextlib.contextmanager
-def _private_ray(folder: Path) -> Iterator[dict[str, str]]:
-    """Environment for a Ray of the trainer's own, in a short temporary path; keeps its logs."""
+def _private_ray(folder: Path, *, wanted: bool) -> Iterator[dict[str, str]]:
+    """Environment for a Ray of the trainer's own, in a short temporary path; keeps its logs. Empty unless wanted."""
+    if not wanted:
+        yield {}
+        return
     ray_folder = _ray_folder(folder / "ray_folder")
     try:
         yield {

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,8 +36,10 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name in ("RAY_enable_worker_prestart", "RAY_prestart_worker_first_driver", "RAY_worker_niceness"):
         monkeypatch.setenv(name, "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    folder = tempfile.mkdtemp(prefix="firstcall-", dir="/tmp")  # Ray's socket paths must stay short
-    started = Cluster(initialize_head=True, head_node_args={**NODE, "temp_dir": folder})
+    folder = Path(tempfile.mkdtemp(prefix="firstcall-", dir="/tmp"))  # Ray's socket paths must stay short
+    (folder / "ray").mkdir()
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    started = Cluster(initialize_head=True, head_node_args=NODE)
     started.add_node(**NODE)
     ray.init(address=started.address, log_to_driver=False)
     yield started
