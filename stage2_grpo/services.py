@@ -150,7 +150,6 @@ def _private_ray(folder: Path, *, wanted: bool) -> Iterator[dict[str, str]]:
             "RAY_TMPDIR": str(ray_folder),
             "RAY_ADDRESS": "",  # never join a Ray that is not ours
             "RAY_worker_niceness": "0",  # Ray's default of 15 starves trainer and vLLM as soon as anything else runs
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes a single node of Ray take the loopback address
         }
     finally:
         with contextlib.suppress(OSError):
@@ -185,7 +184,12 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
         "RAY_DEDUP_LOGS": "0",
     }
     if address_towards(config.grpo.ray_address) == "127.0.0.1":
-        environment |= {"VLLM_HOST_IP": "127.0.0.1", "MASTER_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        environment |= {
+            "VLLM_HOST_IP": "127.0.0.1",
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
+        }
     return environment | (_cpu_environment(config) if config.profile == "cpu" else {})
 
 
