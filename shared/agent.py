@@ -1,6 +1,7 @@
 """The agent: one question, turns of model and tools, one named ending. The only loop over turns in the pipeline.
 
-Everything that plays an episode (RL, evaluation, serving) calls `run_episode` with another endpoint.
+Everything that plays an episode (RL, evaluation, serving) calls `run_episode` with another endpoint. `TurnReader`, `ending`
+and `submission` say what a conversation amounts to; an agent that somebody else wrote is read by them, too.
 What the model says is never an error here: calls that cannot be read or run come back to it as tool messages. The
 conversation only ever grows at its end, so each prompt starts with the previous prompt and answer, token for token, as
 long as the model writes calls the way the chat template does.
@@ -13,7 +14,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from shared.chat import ChatClient, Completion, ContextOverflow, InfrastructureError
@@ -58,7 +59,7 @@ async def run_episode(
         question_id=question.id,
         turns=tuple(run.turns),
         stop=stop,
-        submitted_sql=run.submission(stop),
+        submitted_sql=submission(stop, run.turns, run.last_sql),
         messages=run.messages,
         error=error,
         seconds=time.monotonic() - start,
@@ -77,8 +78,8 @@ class _Run:
         self._chat = chat
         self._tokenizer = tokenizer
         self._limits = limits
-        self._last_sql: str | None = None
-        self._seen_ids: list[int] | None = None  # tokens of the last prompt and answer
+        self.last_sql: str | None = None
+        self._reader = TurnReader(tokenizer)
         self._markup_tokens = tokenizer.count(_MARKUP)
         self._next_prompt_tokens = (
             _TEMPLATE_TOKENS
@@ -96,23 +97,48 @@ class _Run:
             completion = await self._chat.complete(
                 self.messages, tools=TOOLS, max_tokens=max_tokens, temperature=temperature
             )
-            turn = self._read(completion)
+            turn = self._reader.read(completion)
             self.turns.append(turn)
             self.messages.append(_assistant_message(turn, len(self.turns)))
-            stop = _ending(turn, completion.finish_reason, is_last=len(self.turns) >= self._limits.max_turns)
+            stop = ending(turn, completion.finish_reason, is_last=len(self.turns) >= self._limits.max_turns)
             if stop is StopReason.LENGTH and room < self._limits.max_turn_tokens:
                 return StopReason.CONTEXT_LIMIT
             if stop:
                 return stop
             await self._observe(turn)
 
-    def submission(self, stop: StopReason) -> str | None:
-        """The last ```sql block of a final answer, else the last query that ran."""
-        blocks = _SQL_BLOCK.findall(self.turns[-1].content) if stop is StopReason.ANSWERED else []
-        written = [block.strip() for block in blocks if block.strip()]
-        return written[-1] if written else self._last_sql
+    async def _observe(self, turn: Turn) -> None:
+        """Run the turn's calls in order and answer them, then each malformed one with what is wrong with it."""
+        observations = []
+        for call in turn.calls:
+            observation = await asyncio.to_thread(self._toolbox.run, call)
+            if call.name == "execute_sql" and observation.ok:
+                self.last_sql = call.arguments["sql"]
+            observations.append(observation)
+        cut = self._limits.observation_tokens
+        observations += [Observation(self._tokenizer.cut(f"Error: {p}", cut)[0], ok=False) for p in turn.malformed]
+        texts = [observation.text for observation in observations]
+        ok = tuple(observation.ok for observation in observations)
+        self.turns[-1] = dataclasses.replace(turn, observations=tuple(texts), ok=ok)
+        self.messages += [
+            {"role": "tool", "tool_call_id": _call_id(len(self.turns), i), "content": text}
+            for i, text in enumerate(texts)
+        ]
+        self._next_prompt_tokens = turn.prompt_tokens + turn.completion_tokens + self._tokens(texts)
 
-    def _read(self, completion: Completion) -> Turn:
+    def _tokens(self, texts: Iterable[str]) -> int:
+        """At most, of the messages with these texts."""
+        return sum(self._tokenizer.count(text) + self._markup_tokens for text in texts)
+
+
+class TurnReader:
+    """Reads the completions of one conversation, in order, as turns."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._seen_ids: list[int] | None = None  # tokens of the last prompt and answer
+
+    def read(self, completion: Completion) -> Turn:
         """What a completion says, without observations yet.
 
         The server's calls win; where it found none, ours count (plain endpoints, servers with the stock parser). Where
@@ -144,31 +170,15 @@ class _Run:
         self._seen_ids = None if prompt is None or answer is None else [*prompt, *answer]
         return None if seen is None or prompt is None else prompt[: len(seen)] == seen
 
-    async def _observe(self, turn: Turn) -> None:
-        """Run the turn's calls in order and answer them, then each malformed one with what is wrong with it."""
-        observations = []
-        for call in turn.calls:
-            observation = await asyncio.to_thread(self._toolbox.run, call)
-            if call.name == "execute_sql" and observation.ok:
-                self._last_sql = call.arguments["sql"]
-            observations.append(observation)
-        cut = self._limits.observation_tokens
-        observations += [Observation(self._tokenizer.cut(f"Error: {p}", cut)[0], ok=False) for p in turn.malformed]
-        texts = [observation.text for observation in observations]
-        ok = tuple(observation.ok for observation in observations)
-        self.turns[-1] = dataclasses.replace(turn, observations=tuple(texts), ok=ok)
-        self.messages += [
-            {"role": "tool", "tool_call_id": _call_id(len(self.turns), i), "content": text}
-            for i, text in enumerate(texts)
-        ]
-        self._next_prompt_tokens = turn.prompt_tokens + turn.completion_tokens + self._tokens(texts)
 
-    def _tokens(self, texts: Iterable[str]) -> int:
-        """At most, of the messages with these texts."""
-        return sum(self._tokenizer.count(text) + self._markup_tokens for text in texts)
+def submission(stop: StopReason, turns: Sequence[Turn], last_sql: str | None) -> str | None:
+    """The last ```sql block of a final answer, else the last query that ran."""
+    blocks = _SQL_BLOCK.findall(turns[-1].content) if stop is StopReason.ANSWERED else []
+    written = [block.strip() for block in blocks if block.strip()]
+    return written[-1] if written else last_sql
 
 
-def _ending(turn: Turn, finish_reason: str, *, is_last: bool) -> StopReason | None:
+def ending(turn: Turn, finish_reason: str, *, is_last: bool) -> StopReason | None:
     """How the episode ends with this turn; None when tools have to answer it."""
     if finish_reason == "length" and not turn.calls:
         return StopReason.LENGTH

@@ -110,7 +110,7 @@ class ChatClient:
             body["return_token_ids"] = True
         answer = await self._post(body)
         try:
-            return _completion(answer)
+            return read_completion(answer)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise InfrastructureError(f"{self.base_url} sent no chat completion: {str(answer)[:200]}") from error
 
@@ -120,7 +120,10 @@ class ChatClient:
         while failures <= self._max_retries:
             delay, asked_to_wait = None, False
             try:
-                response = await self._http.post("chat/completions", json=body)
+                async with asyncio.timeout(self._timeout_seconds):  # httpx would bound each read alone
+                    response = await self._http.post("chat/completions", json=body, timeout=None)
+            except TimeoutError:
+                problem = f"no answer within {self._timeout_seconds:g} s"
             except httpx.RequestError as error:
                 problem = f"{type(error).__name__}: {error}"
             else:
@@ -138,7 +141,7 @@ class ChatClient:
 
     def _raise_if_final(self, response: httpx.Response) -> None:
         status = response.status_code
-        if status == 400 and _CONTEXT.search(response.text):
+        if overflows_context(status, response.text):
             raise ContextOverflow(_describe(response))
         if status < 500 and status not in _RETRIED:
             raise InfrastructureError(f"{self.base_url} refused the request: {_describe(response)}")
@@ -153,7 +156,13 @@ class ChatClient:
         return self._model != "auto"
 
 
-def _completion(answer: Any) -> Completion:
+def overflows_context(status: int, text: str) -> bool:
+    """Whether an endpoint refused a prompt because it does not fit the model's context."""
+    return status == 400 and bool(_CONTEXT.search(text))
+
+
+def read_completion(answer: Any) -> Completion:
+    """A decoded response body; raises KeyError, IndexError, TypeError or AttributeError when it is no chat completion."""
     choice = answer["choices"][0]
     message = choice["message"]
     read = [_call(item["function"]) for item in message.get("tool_calls") or ()]

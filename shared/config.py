@@ -166,7 +166,8 @@ _POSITIVE = (
     "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions evaluate.samples "
     "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database sandbox.max_compare_rows "
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
-    "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
+    "grpo.trajectory_response_length grpo.nodes grpo.gpus_per_node grpo.call_timeout_seconds grpo.episode_timeout_seconds "
+    "grpo.step_timeout_seconds vllm.tensor_parallel grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
     "safety.length_factor"
 ).split()
 _NOT_NEGATIVE = (
@@ -205,8 +206,7 @@ def _check(config: Config) -> None:
             f"Setting grpo.micro_batch_size ({grpo.micro_batch_size}) must divide the rows of a mini batch "
             f"(grpo.mini_batch_size x grpo.rollouts_per_question = {grpo.mini_batch_size * grpo.rollouts_per_question})."
         )
-    if grpo.nodes != 1:
-        raise UserError(f"Setting grpo.nodes is {grpo.nodes}, but stage 2 runs on one machine; set it to 1.")
+    _check_machines(config)
     if grpo.mini_batch_size > grpo.train_batch_size:
         raise UserError(
             f"Setting grpo.mini_batch_size ({grpo.mini_batch_size}) exceeds grpo.train_batch_size "
@@ -225,6 +225,26 @@ def _check(config: Config) -> None:
     if grpo.reward_valid_call + grpo.reward_executed + grpo.reward_right_tables >= 0.5:
         raise UserError(
             "The dense rewards grpo.reward_* add up to 0.5 or more; they must stay below half a correct answer."
+        )
+
+
+def _check_machines(config: Config) -> None:
+    grpo = config.grpo
+    gpus = grpo.nodes * grpo.gpus_per_node
+    if grpo.nodes > 1 and not grpo.ray_address:
+        raise UserError(
+            f"Setting grpo.nodes is {grpo.nodes}, but Ray of the run's own has this machine alone; start a Ray cluster and "
+            "give its address as grpo.ray_address."
+        )
+    if gpus % config.vllm.tensor_parallel:
+        raise UserError(
+            f"Setting vllm.tensor_parallel ({config.vllm.tensor_parallel}) must divide all GPUs (grpo.nodes x "
+            f"grpo.gpus_per_node = {gpus}): that many rollout servers share them."
+        )
+    if grpo.job_template and not grpo.gateway_url:
+        raise UserError(
+            "Setting grpo.job_template needs grpo.gateway_url: the jobs of a cluster cannot reach a gateway on the loopback "
+            "address."
         )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import sqlglot
 from sqlglot import exp
@@ -70,24 +71,40 @@ def judge(question: Question, episode: Episode, database: Database, grpo: GrpoCo
         raise ValueError(f"episode of question {question.id} was ended by the infrastructure and has no reward")
     gold = _golds(database, question.gold_sql)
     valid_call, executed = _valid_call(episode), float(any(_sql_outcomes(episode)))
-    prediction = _prediction(episode.submitted_sql, database)
-    if prediction is None or episode.submitted_sql is None:
-        total = grpo.reward_valid_call * valid_call + grpo.reward_executed * executed
-        return Reward(False, valid_call, executed, 0.0, total)
-    wanted, read = _tables(question.gold_sql, database), _tables(episode.submitted_sql, database)
-    honest = _reads_data(episode.submitted_sql, read) or not _reads_data(question.gold_sql, wanted)
+    dense = grpo.reward_valid_call * valid_call + grpo.reward_executed * executed
+    try:
+        verdict = _verdict(database, database.path.stat().st_mtime_ns, question, episode.submitted_sql)
+    except SqlError:
+        return Reward(False, valid_call, executed, 0.0, dense)
+    right_tables = verdict.right_tables
+    if verdict.correct:
+        return Reward(True, valid_call, executed, right_tables, 1.0 if gold.rows else EMPTY_GOLD_REWARD)
+    dense += grpo.reward_right_tables * right_tables
+    return Reward(False, valid_call, executed, right_tables, dense, verdict.lucky)
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    correct: bool
+    lucky: bool
+    right_tables: float
+
+
+@lru_cache(maxsize=20_000)  # the episodes of a group often submit the same query
+def _verdict(database: Database, state: int, question: Question, submitted_sql: str | None) -> _Verdict:
+    """What a submission is worth on this state of the database; raises SqlError, which is not remembered, if it fails."""
+    if submitted_sql is None:
+        raise SqlError("nothing was submitted")
+    gold = _golds(database, question.gold_sql)
+    prediction = database.execute(submitted_sql, database.limits.max_compare_rows)
+    wanted, read = _tables(question.gold_sql, database), _tables(submitted_sql, database)
+    honest = _reads_data(submitted_sql, read) or not _reads_data(question.gold_sql, wanted)
     fair = honest and (bool(gold.rows) or wanted <= read)
     right_tables = 2 * len(wanted & read) / (len(wanted) + len(read)) if wanted or read else 1.0
     same = fair and execution_match(gold, prediction, ordered=gold_is_ordered(question.gold_sql))
-    lucky = same and not agrees_on_copies(
-        question.gold_sql, episode.submitted_sql, open_copies(question.copies, database.limits)
-    )
-    if same and not lucky:
-        return Reward(True, valid_call, executed, right_tables, 1.0 if gold.rows else EMPTY_GOLD_REWARD)
-    dense = (
-        grpo.reward_valid_call * valid_call + grpo.reward_executed * executed + grpo.reward_right_tables * right_tables
-    )
-    return Reward(False, valid_call, executed, right_tables, dense, lucky)
+    copies = open_copies(question.copies, database.limits)
+    lucky = same and not agrees_on_copies(question.gold_sql, submitted_sql, copies)
+    return _Verdict(same and not lucky, lucky, right_tables)
 
 
 def judge_all(
@@ -159,13 +176,6 @@ def _run_gold(database: Database, sql: str) -> QueryResult:
             "sandbox.max_result_bytes or remove the question."
         )
     return result
-
-
-def _prediction(sql: str | None, database: Database) -> QueryResult | None:
-    try:
-        return None if sql is None else database.execute(sql, database.limits.max_compare_rows)
-    except SqlError:
-        return None
 
 
 def _valid_call(episode: Episode) -> float:

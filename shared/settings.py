@@ -85,8 +85,14 @@ class GrpoConfig:
     keep_checkpoints: int
     nodes: int
     gpus_per_node: int
-    episode_timeout_seconds: float
+    ray_address: str | None
+    agent: str | None
     concurrency: int
+    call_timeout_seconds: float
+    episode_timeout_seconds: float
+    step_timeout_seconds: float
+    gateway_url: str | None
+    job_template: str | None
     sync_tolerance: float
     reward_valid_call: float
     reward_executed: float

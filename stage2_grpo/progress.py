@@ -60,7 +60,8 @@ def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
         f"step {step}/{total}  reward {_figure(values['reward'], '.3f')}  "
         + "".join(f"{label} {_figure(values[name], '.0%')}  " for label, name in shares.items())
         + f"turns {_figure(values['turns'], '.1f')}  tokens {values['tokens']:.0f}  "
-        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  {_figure(values.get('seconds'), '.0f')} s"
+        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  idle {_figure(values.get('idle_share'), '.0%')}  "
+        f"{_figure(values.get('seconds'), '.0f')} s"
     )
 
 

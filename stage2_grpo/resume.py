@@ -18,7 +18,19 @@ from stage2_grpo.checkpoints import newest_step, step_folder
 
 _OPERATIONAL = {
     "gate": ("min_pass", "min_mixed", "min_tool_calls", "min_turns"),
-    "grpo": ("model", "concurrency", "episode_timeout_seconds", "sync_tolerance", "keep_checkpoints", "save_every"),
+    "grpo": (
+        "model",
+        "concurrency",
+        "call_timeout_seconds",
+        "episode_timeout_seconds",
+        "step_timeout_seconds",
+        "sync_tolerance",
+        "keep_checkpoints",
+        "save_every",
+        "ray_address",
+        "gateway_url",
+        "job_template",
+    ),
     "vllm": ("gpu_memory_utilization", "num_gpu_blocks_override", "cpu_kv_cache_gib", "start_timeout_seconds"),
 }
 _ORDER = ("data", "train", "seed", "gate", "grpo.train_batch_size")  # what the order of the training rows depends on

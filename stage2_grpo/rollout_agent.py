@@ -1,8 +1,9 @@
 """What a rollout does: run the agent on the rollout's question and judge the answer.
 
-There is one episode loop (`shared.agent`) and two ways Agent Lightning can start it: `make_handler` for the pooled
-controller, where many episodes share one process, and `SqlAgent` for Agent Lightning's own controllers (local process or
-Kubernetes job), which start one process per rollout and read everything from environment variables.
+The episode loop is `shared.agent`, or the function that grpo.agent names (see harness.py). Agent Lightning can start it in
+two ways: `make_handler` for the pooled controller, where many episodes share one process, and `SqlAgent` for Agent
+Lightning's own controllers (local process or Kubernetes job), which start one process per rollout and read everything
+from environment variables; `python -m stage2_grpo.rollout_agent` runs it.
 
 The sampling temperature is the gateway's (`default_proxy`); what the agent asks for is overridden there.
 """
@@ -23,6 +24,7 @@ import httpx
 
 from shared.agent import run_episode
 from shared.chat import ChatClient
+from shared.cli import run_main
 from shared.config import config_from_dict, to_dict
 from shared.database import Database
 from shared.errors import UserError
@@ -32,6 +34,7 @@ from shared.runs import write_json
 from shared.settings import Config
 from shared.tokens import Tokenizer
 from shared.tools import Toolbox
+from stage2_grpo.harness import Assignment, RecordingTools, load_agent, play
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class RolloutTask:
     openai_base_url: str  # the gateway's proxy for exactly this rollout
     key: str = field(repr=False)
     timeout_seconds: float
+    last_try: bool = True  # after an infrastructure failure there is no other
 
 
 @dataclass(frozen=True)
@@ -86,22 +90,33 @@ class EpisodeRunner:
         self._config = config
         self._tokenizer = Tokenizer.from_folder(model_folder)
         self._databases: dict[str, Database] = {}
+        self._agent = load_agent(config.grpo.agent) if config.grpo.agent else None
 
     async def run(self, question: Question, openai_base_url: str, key: str) -> tuple[Episode, Reward | None]:
         """The episode and its reward; no reward after an infrastructure failure."""
         database = self._database(question.database)
-        async with ChatClient(openai_base_url, api_key=key) as chat:
-            episode = await run_episode(
-                question,
-                toolbox=Toolbox(database, self._tokenizer, self._config.agent.observation_tokens),
-                chat=chat,
-                tokenizer=self._tokenizer,
-                limits=self._config.agent,
-                temperature=self._config.grpo.temperature,
-            )
+        episode = await self._play(question, database, openai_base_url, key)
         if episode.stop is StopReason.INFRASTRUCTURE:
             return episode, None
         return episode, await asyncio.to_thread(judge, question, episode, database, self._config.grpo)
+
+    async def _play(self, question: Question, database: Database, openai_base_url: str, key: str) -> Episode:
+        limits, grpo = self._config.agent, self._config.grpo
+        toolbox = Toolbox(database, self._tokenizer, limits.observation_tokens)
+        if self._agent:
+            task = Assignment(
+                question, RecordingTools(toolbox), openai_base_url, key, limits, grpo.call_timeout_seconds
+            )
+            return await play(self._agent, task, self._tokenizer)
+        async with ChatClient(openai_base_url, api_key=key, timeout_seconds=grpo.call_timeout_seconds) as chat:
+            return await run_episode(
+                question,
+                toolbox=toolbox,
+                chat=chat,
+                tokenizer=self._tokenizer,
+                limits=limits,
+                temperature=grpo.temperature,
+            )
 
     def _database(self, path: str) -> Database:
         if path not in self._databases:
@@ -112,23 +127,28 @@ class EpisodeRunner:
 def make_handler(
     config: Config, model_folder: Path, record: Callable[[dict[str, Any]], None]
 ) -> Callable[[RolloutTask], Coroutine[Any, Any, float | None]]:
-    """A handler for the pooled controller; `record` gets one row per episode, lost ones included (see `episode_row`)."""
+    """A handler for the pooled controller; `record` gets one row per episode, lost ones included (see `episode_row`).
+
+    A try after which there is another one leaves no row.
+    """
     runner = EpisodeRunner(config, model_folder)
 
     async def handle(task: RolloutTask) -> float | None:
         question = question_of(task.input)
-        episode, reward = Episode(question.id, (), StopReason.INFRASTRUCTURE, None, error="cut off; see the log"), None
+        cut_off = Episode(question.id, (), StopReason.INFRASTRUCTURE, None, error="cut off; see the log")
+        started, episode, reward = time.monotonic(), cut_off, None
         try:
             episode, reward = await runner.run(question, task.openai_base_url, task.key)
         finally:
-            record(episode_row(task, episode, reward))
+            if reward or episode is cut_off or task.last_try:
+                record(episode_row(task, episode, reward, time.monotonic() - started))
         return reward.total if reward else None
 
     return handle
 
 
-def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None) -> dict[str, Any]:
-    """What the trainer's step line needs to know of one episode, as plain JSON values.
+def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None, seconds: float) -> dict[str, Any]:
+    """What the trainer's step line needs to know of one episode, as plain JSON values; `seconds` is how long all of it took.
 
     `fallback_calls` counts executed calls that the stock Hermes grammar does not see; `merged_turns` of `later_turns`
     (the second turn on) continue the previous turn's tokens; turns without token ids count in neither.
@@ -152,7 +172,8 @@ def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None) -> d
         "merged_turns": sum(merged),
         "prompt_tokens": sum(turn.prompt_tokens for turn in turns),
         "completion_tokens": sum(turn.completion_tokens for turn in turns),
-        "seconds": round(episode.seconds, 3),
+        "seconds": round(seconds, 3),
+        "reward_seconds": round(seconds - episode.seconds, 3) if reward else 0.0,
         "finished_at": time.time(),
     }
 
@@ -186,3 +207,7 @@ def _environment(name: str) -> str:
         raise UserError(
             f"Environment variable {name} is not set; SqlAgent is started by an Agent Lightning controller."
         ) from None
+
+
+if __name__ == "__main__":
+    run_main(lambda: asyncio.run(SqlAgent().run()))

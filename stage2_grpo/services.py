@@ -2,6 +2,9 @@
 
 All of them listen on the loopback address only (torch's rendezvous socket, which it binds to every address, is the one
 exception), on ports that were free, behind a random key, and end with the `with` block or with the runner.
+
+Two settings let parts of it live elsewhere. With grpo.ray_address the trainer's workers are those of a Ray cluster, and the
+gateway listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are somebody else's.
 """
 
 from __future__ import annotations
@@ -9,13 +12,19 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import httpx
+
+from shared.errors import UserError
 from shared.services import OwnedProcess, free_port, random_key
 from shared.settings import Config
 from stage2_grpo import cpu_backend
@@ -38,22 +47,17 @@ class Rollouts:
 
 @contextlib.contextmanager
 def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterator[Rollouts]:
-    """Start both and keep them for the block."""
-    port, key = free_port(), random_key()
-    url, logs = f"http://127.0.0.1:{port}", folder / "logs"
-    settings_file = folder / "agents.json"
+    """Start both and keep them for the block, or make sure that the gateway of grpo.gateway_url is there."""
+    logs, settings_file, host = folder / "logs", folder / "agents.json", address_towards(config.grpo.ray_address)
+    url = config.grpo.gateway_url or f"http://{host}:{free_port()}"
     AgentSettings(url, model, config, folder / "episodes.jsonl").save(settings_file)
+    gateway_argv = [*gateway_arguments(config, model, url), f"hydra.run.dir='{logs / 'gateway'}'"]
+    if config.grpo.gateway_url:
+        yield Rollouts(settings_file, _key_of_foreign_gateway(url, gateway_argv, settings_file), ())
+        return
+    key = random_key()
     gateway = OwnedProcess(
-        [
-            *_python_script("agl-server"),
-            "host=127.0.0.1",
-            f"port={port}",
-            f"default_proxy.model_name='{model}'",  # must equal actor_rollout_ref.model.path byte for byte
-            f"default_proxy.train.temperature={config.grpo.temperature}",
-            "default_proxy.val.temperature=0.0",  # Agent Lightning validates at 0.7
-            "key=${oc.env:AGL_KEY}",
-            f"hydra.run.dir='{logs / 'gateway'}'",
-        ],
+        [*_python_script("agl-server"), *gateway_argv],
         name="the Agent Lightning gateway",
         log=logs / "gateway.log",
         env={"AGL_KEY": key},
@@ -70,24 +74,86 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
         yield Rollouts(settings_file, key, (gateway, controller))
 
 
+def gateway_arguments(config: Config, model: Path, url: str) -> list[str]:
+    """Arguments of `agl-server`; its key comes from AGL_KEY in its environment."""
+    address = urlsplit(url)
+    return [
+        f"host={address.hostname}",
+        f"port={address.port or 8080}",
+        f"default_proxy.model_name='{model}'",  # must equal actor_rollout_ref.model.path byte for byte
+        f"default_proxy.train.temperature={config.grpo.temperature}",
+        "default_proxy.val.temperature=0.0",  # Agent Lightning validates at 0.7
+        "key=${oc.env:AGL_KEY}",
+    ]
+
+
+def _key_of_foreign_gateway(url: str, argv: list[str], settings_file: Path) -> str:
+    """The key from the environment; raises UserError when the gateway does not answer or wants another one."""
+    how = (
+        f"Start it with the same AGL_KEY as this run: agl-server {shlex.join(argv)} — and its controller: "
+        f"python -m stage2_grpo.controller --settings {settings_file}"
+    )
+    key = os.environ.get("AGL_KEY", "")
+    if not key:
+        raise UserError(
+            f"AGL_KEY is not set, but a gateway that others can reach (grpo.gateway_url {url}) needs one. {how}"
+        )
+    try:
+        headers = {"Authorization": f"Bearer {key}"}
+        listed = httpx.get(f"{url}/api/rollouts?state_in=queuing&limit=1", headers=headers, trust_env=False)
+    except httpx.HTTPError as error:
+        raise UserError(f"The gateway {url} (grpo.gateway_url) does not answer ({error}). {how}") from error
+    if not listed.is_success:
+        raise UserError(f"The gateway {url} (grpo.gateway_url) answers with status {listed.status_code}. {how}")
+    return key
+
+
+def address_towards(ray_address: str | None) -> str:
+    """The address of this machine on the way to a Ray cluster; loopback when there is none."""
+    if ray_address is None:
+        return "127.0.0.1"
+    host, _, port = ray_address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UserError(f"Setting grpo.ray_address is {ray_address!r}; write host:port of the cluster's head node.")
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+            probe.connect((host, int(port)))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise UserError(f"Setting grpo.ray_address names {host}, which cannot be reached ({error}).") from error
+
+
 @contextlib.contextmanager
 def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[Path, Path]) -> Iterator[OwnedProcess]:
-    """Start the trainer process on (train, validation) questions; its Ray lives in a private, short temporary path."""
-    logs = folder / "logs"
-    ray_folder = _ray_folder(folder / "ray_folder")
-    process = OwnedProcess(
-        [sys.executable, "-m", "stage2_grpo.train", str(rollouts.settings_file), *map(str, questions)],
-        name="the trainer",
-        log=logs / "trainer.log",
-        env=trainer_environment(config, folder, rollouts.key) | {"RAY_TMPDIR": str(ray_folder)},
-        grace=30.0,
-    )
-    try:
+    """Start the trainer process on (train, validation) questions."""
+    with _private_ray(folder, wanted=config.grpo.ray_address is None) as ray:
+        process = OwnedProcess(
+            [sys.executable, "-m", "stage2_grpo.train", str(rollouts.settings_file), *map(str, questions)],
+            name="the trainer",
+            log=folder / "logs" / "trainer.log",
+            env=trainer_environment(config, folder, rollouts.key) | ray,
+            grace=30.0,
+        )
         with process:
             yield process
+
+
+@contextlib.contextmanager
+def _private_ray(folder: Path, *, wanted: bool) -> Iterator[dict[str, str]]:
+    """Environment for a Ray of the trainer's own, in a short temporary path; keeps its logs. Empty unless wanted."""
+    if not wanted:
+        yield {}
+        return
+    ray_folder = _ray_folder(folder / "ray_folder")
+    try:
+        yield {
+            "RAY_TMPDIR": str(ray_folder),
+            "RAY_ADDRESS": "",  # never join a Ray that is not ours
+            "RAY_worker_niceness": "0",  # Ray's default of 15 starves trainer and vLLM as soon as anything else runs
+        }
     finally:
         with contextlib.suppress(OSError):
-            shutil.copytree(ray_folder / "session_latest" / "logs", logs / "ray", dirs_exist_ok=True)
+            shutil.copytree(ray_folder / "session_latest" / "logs", folder / "logs" / "ray", dirs_exist_ok=True)
         shutil.rmtree(ray_folder, ignore_errors=True)
 
 
@@ -116,13 +182,14 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
-        "RAY_ADDRESS": "",  # never join a Ray that is not ours
-        "RAY_worker_niceness": "0",  # Ray's default of 15 starves trainer and vLLM as soon as anything else runs
-        "VLLM_HOST_IP": "127.0.0.1",
-        "MASTER_ADDR": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes a single node of Ray take the loopback address
     }
+    if address_towards(config.grpo.ray_address) == "127.0.0.1":
+        environment |= {
+            "VLLM_HOST_IP": "127.0.0.1",
+            "MASTER_ADDR": "127.0.0.1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
+        }
     return environment | (_cpu_environment(config) if config.profile == "cpu" else {})
 
 

@@ -32,6 +32,7 @@ from stage2_grpo.gate import training_questions
 from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
 from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
 from stage2_grpo.services import gateway_and_controller, trainer
+from stage2_grpo.timing import step_shares
 
 _POLL_SECONDS = 0.5
 
@@ -211,7 +212,9 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
                     for skipped in range(last + 1, row["step"]):
                         bar.write(skipped_line(skipped, total))
                     last = row["step"]
-                    values = step_metrics(row["data"], episodes.pop("train", []))
+                    played = episodes.pop("train", [])
+                    values = step_metrics(row["data"], played)
+                    values |= step_shares(row["data"], played, config.grpo.concurrency)
                     refuse_silent_model(row["step"], values)
                     bar.write(step_line(row["step"], total, values))
                 if validation := episodes.pop("val", []):

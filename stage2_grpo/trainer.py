@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,6 +97,11 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             RewardedOnlyAdapter.binary_groups = self.config.ray_kwargs.firstcall.binary_groups
+
+        def _make_rollout_manager(self, manager_cls: Any) -> Any:
+            """With the gateway's key from the environment, which is not in the config, for that is printed and logged."""
+            key = os.environ["AGL_KEY"]
+            return super()._make_rollout_manager(lambda **settings: manager_cls(**settings | {"agl_key": key}))
 
         @functools.cached_property
         def _weight_guard(self) -> WeightGuard:

@@ -23,8 +23,7 @@ class TrainerPaths:
 
     model: Path  # checkpoint folder; also the model name that the gateway and vLLM must share byte for byte
     folder: Path  # <run>/grpo
-    gateway_url: str
-    gateway_key: str
+    gateway_url: str  # its key is not part of the config, which VERL prints and logs; see trainer.py
 
 
 def compose(config: Config, paths: TrainerPaths) -> Any:
@@ -72,7 +71,6 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
         "trainer": _trainer(config, paths),
         "agentlightning": {
             "agl_base_url": paths.gateway_url,
-            "agl_key": paths.gateway_key,
             "rollout_timeout_seconds": int(grpo.episode_timeout_seconds),
             # A lost episode must not skip a step: rows are floored to whole mini batches, and never more than these.
             "max_ppo_update_times": max(1, grpo.train_batch_size // grpo.mini_batch_size),
@@ -82,8 +80,20 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
                 "trajectory_max_response_length": grpo.trajectory_response_length,
             },
             "local": {"agent_class": "stage2_grpo.rollout_agent.SqlAgent"},
+            "k8s": {"job_template_path": _absolute(config.grpo.job_template)},
         },
     }
+
+
+def _absolute(file: str | None) -> str | None:
+    """A file as the trainer's Ray workers find it; raises UserError when it is missing."""
+    if file is None:
+        return None
+    if not Path(file).is_file():
+        raise UserError(
+            f"Setting grpo.job_template names {file}, which does not exist; start from stage2_grpo/kubernetes/job.yaml."
+        )
+    return str(Path(file).resolve())
 
 
 def _model(config: Config, paths: TrainerPaths) -> dict[str, Any]:
@@ -170,8 +180,6 @@ def additions(config: Config, paths: TrainerPaths) -> dict[str, Any]:
         f"{engine}.enable_auto_tool_choice": True,
         f"{engine}.tool_call_parser": config.vllm.tool_call_parser,
         "agentlightning.local.env_map.FIRSTCALL_QUESTION": "input",
-        "ray_kwargs.ray_init.include_dashboard": False,
-        "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook": HOOK,
         "ray_kwargs.firstcall": {
             "sync_tolerance": config.grpo.sync_tolerance,
             "binary_groups": config.grpo.binary_groups,
@@ -180,10 +188,21 @@ def additions(config: Config, paths: TrainerPaths) -> dict[str, Any]:
     if config.vllm.num_gpu_blocks_override is not None:
         added[f"{engine}.num_gpu_blocks_override"] = config.vllm.num_gpu_blocks_override
     if config.profile == "cpu":
+        added["actor_rollout_ref.rollout.enable_sleep_mode"] = False
+    return added | ({} if config.grpo.ray_address else _own_ray(config))
+
+
+def _own_ray(config: Config) -> dict[str, Any]:
+    """How Agent Lightning starts Ray, where no cluster was joined before (ray_cluster.py)."""
+    added: dict[str, Any] = {
+        "ray_kwargs.ray_init.include_dashboard": False,
+        "ray_kwargs.ray_init.runtime_env.worker_process_setup_hook": HOOK,
+    }
+    if config.profile == "cpu":
         added |= {
-            "actor_rollout_ref.rollout.enable_sleep_mode": False,
             "ray_kwargs.ray_init.num_gpus": config.grpo.gpus_per_node,  # pretended; VERL schedules by them
-            "ray_kwargs.ray_init.num_cpus": 8,  # VERL's actors ask for more slots than a laptop has cores
+            "ray_kwargs.ray_init.num_cpus": 8
+            * config.grpo.gpus_per_node,  # VERL's actors ask for more slots than a laptop has cores
             "ray_kwargs.ray_init.object_store_memory": 300 * 2**20,
         }
     return added

@@ -42,6 +42,9 @@ def check_gpu(case: Case, gpus: Sequence[Gpu] | None = None) -> Iterator[Finding
     if config.profile == "cpu":
         yield ok(name, "none needed: CPU profile")
         return
+    if config.grpo.ray_address:
+        yield ok(name, f"those of the Ray cluster {config.grpo.ray_address}; counted when it is joined")
+        return
     gpus = find_gpus() if gpus is None else gpus
     wanted = max(config.grpo.gpus_per_node, config.vllm.tensor_parallel)
     if len(gpus) < wanted:

@@ -42,7 +42,8 @@ def rehearse(case: Case) -> Iterator[Finding]:
     if case.model is None or not case.train:
         yield from check_rewards(case)
         return
-    short = replace(case.config, agent=replace(case.config.agent, max_turns=_TURNS))
+    here = replace(case.config.grpo, ray_address=None, gateway_url=None, job_template=None, nodes=1)
+    short = replace(case.config, agent=replace(case.config.agent, max_turns=_TURNS), grpo=here)
     with tempfile.TemporaryDirectory(prefix="firstcall-doctor-") as name:
         folder = Path(name)
         port = free_port()
@@ -68,7 +69,7 @@ def rehearse(case: Case) -> Iterator[Finding]:
 def trainer_model_name(case: Case) -> str:
     """The name under which the trainer registers its servers at the gateway."""
     assert case.model is not None
-    paths = TrainerPaths(case.model, case.run.grpo, "http://127.0.0.1:1", "")
+    paths = TrainerPaths(case.model, case.run.grpo, "http://127.0.0.1:1")
     return str(compose(case.config, paths).actor_rollout_ref.model.path)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -137,9 +139,27 @@ def test_a_server_that_does_not_answer_in_time_is_an_infrastructure_error() -> N
         return answer()
 
     with scripted_server(hang) as base_url:
-        with pytest.raises(InfrastructureError, match="ReadTimeout"):
+        with pytest.raises(InfrastructureError, match=r"no answer within 0\.1 s"):
             ask(base_url, max_retries=0, timeout_seconds=0.1)
         release.set()
+
+
+def test_an_answer_that_drips_in_does_not_outlive_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+                while True:
+                    connection.sendall(b" ")
+                    time.sleep(0.02)
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        with pytest.raises(InfrastructureError, match=r"no answer within 0\.2 s"):
+            ask(f"http://127.0.0.1:{server.getsockname()[1]}/v1", max_retries=0, timeout_seconds=0.2)
+        thread.join(5)
 
 
 def test_a_refused_request_is_not_retried() -> None:

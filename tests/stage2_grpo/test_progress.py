@@ -48,7 +48,7 @@ def test_a_step_line_names_every_figure() -> None:
     line = step_line(2, 4, step_metrics({"timing_s/step": 12.5, "guard/rollout_trainer_gap": 0.01}, [episode()]))
     assert line == (
         "step 2/4  reward 1.000  accuracy 100%  tool calls 100%  fallback 0%  merged 100%  turns 3.0  tokens 100  "
-        "sync gap 0.0100  12 s"
+        "sync gap 0.0100  idle –  12 s"
     )
 
 

@@ -161,6 +161,8 @@ def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
             "question_id": "q1",
             "reward": {"total": total, "correct": total == 1.0},
             "completion_tokens": 9,
+            "seconds": 0.5,
+            "reward_seconds": 0.1,
             **counts,
         }
 
@@ -184,6 +186,7 @@ def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
     first, second, validation, third = capsys.readouterr().out.splitlines()
     assert first.startswith("step 1/3  no update")
     assert second.startswith("step 2/3  reward 0.500  accuracy 50%")
+    assert second.endswith("idle 75%  2 s")
     assert validation.startswith("validation after step 2  reward 1.000")
     assert third.startswith("step 3/3  no update")
     (row,) = JsonlTail(tmp_path / "metrics.jsonl").new_rows()

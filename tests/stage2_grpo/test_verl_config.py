@@ -11,7 +11,7 @@ from stage2_grpo import verl_config
 from stage2_grpo.verl_config import TrainerPaths, compose
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
-PATHS = TrainerPaths(Path("some/model"), Path("runs/x/grpo"), "http://127.0.0.1:1", "secret")
+PATHS = TrainerPaths(Path("some/model"), Path("runs/x/grpo"), "http://127.0.0.1:1")
 
 
 def composed(profile: str, *overrides: str) -> Any:
@@ -66,13 +66,40 @@ def test_a_key_that_verl_does_not_declare_is_refused(monkeypatch: pytest.MonkeyP
         composed("cpu")
 
 
+MACHINES = {
+    "one GPU": [],
+    "two GPUs": ["grpo.gpus_per_node=2"],
+    "eight GPUs": ["grpo.gpus_per_node=8", "vllm.tensor_parallel=2"],
+    "two nodes": ["grpo.nodes=2", "grpo.gpus_per_node=8", "vllm.tensor_parallel=4", "grpo.ray_address=10.0.0.1:6379"],
+}
+
+
+@pytest.mark.parametrize(
+    ("machines", "nodes", "gpus", "servers"),
+    [("one GPU", 1, 1, 1), ("two GPUs", 1, 2, 2), ("eight GPUs", 1, 8, 4), ("two nodes", 2, 8, 4)],
+)
+def test_machines_become_nodes_gpus_and_rollout_servers(machines: str, nodes: int, gpus: int, servers: int) -> None:
+    config = composed("gpu", *MACHINES[machines])
+    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (nodes, gpus)
+    assert nodes * gpus // config.actor_rollout_ref.rollout.tensor_model_parallel_size == servers
+
+
+def test_a_joined_cluster_keeps_its_own_resources() -> None:
+    assert "runtime_env" in composed("cpu").ray_kwargs.ray_init
+    assert set(composed("cpu", "grpo.ray_address=127.0.0.1:6379").ray_kwargs.ray_init) == {"num_cpus"}  # VERL's own key
+
+
+def test_the_gateways_key_is_not_in_the_config_that_is_logged() -> None:
+    assert composed("gpu").agentlightning.agl_key == ""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("profile", ["gpu", "cpu"])
-def test_verl_accepts_the_configuration_without_a_gpu(profile: str) -> None:
+@pytest.mark.parametrize(("profile", "machines"), [*(("gpu", machines) for machines in MACHINES), ("cpu", "one GPU")])
+def test_verl_accepts_the_configuration_without_a_gpu(profile: str, machines: str) -> None:
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = composed(profile)
+    config = composed(profile, *MACHINES[machines])
     OmegaConf.resolve(config)
     validate_config(config, use_reference_policy=False, use_critic=False)
     assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).n == config.actor_rollout_ref.rollout.n

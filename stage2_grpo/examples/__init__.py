@@ -1,0 +1,1 @@
+"""Agents of other frameworks, trained through the same gateway."""

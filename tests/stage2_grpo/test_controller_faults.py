@@ -1,0 +1,243 @@
+"""The pooled controller's promises, each against a scripted gateway: deadlines, retries, isolation, pressure, late results, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import load_config
+from shared.records import Question, ToolCall
+from shared.tokens import Tokenizer
+from shared.tool_calls import render_turn
+from stage2_grpo import controller
+from stage2_grpo.controller import Handler, PooledController, serve
+from stage2_grpo.rollout_agent import RolloutTask, make_handler
+from tests.scripted_server import Reply, ScriptedModel
+from tests.shared.examples import insurance_file, tokenizer_folder
+from tests.stage2_grpo.scripted_gateway import KEY, ScriptedGateway, scripted_gateway
+
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+
+
+@pytest.fixture
+def gateway() -> Iterator[ScriptedGateway]:
+    with scripted_gateway() as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def serving(gateway: ScriptedGateway, handler: Handler, **options: Any) -> AsyncIterator[PooledController]:
+    controller = PooledController(gateway.url, KEY, handler, **{"concurrency": 8, "poll_seconds": 0.01} | options)
+    running = asyncio.create_task(controller.run())
+    try:
+        yield controller
+    finally:
+        controller.stop()
+        await running
+
+
+async def reach(gateway: ScriptedGateway, *states: str) -> None:
+    async with asyncio.timeout(10):
+        while gateway.states() != list(states):
+            await asyncio.sleep(0.01)
+
+
+async def hang(task: RolloutTask) -> float:
+    await asyncio.sleep(3600)
+    return 1.0
+
+
+def test_the_end_of_a_step_ends_what_runs_and_what_still_waits(gateway: ScriptedGateway) -> None:
+    async def scenario() -> None:
+        running, waiting = gateway.queue("x", "x")
+        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.2):
+            await reach(gateway, "failed", "failed")
+        assert "timed out after" in gateway.error(running)
+        assert gateway.error(waiting) == "its step was over before it could start, after 0.2 s"
+
+    asyncio.run(scenario())
+
+
+def test_a_new_step_has_all_its_time(gateway: ScriptedGateway) -> None:
+    async def scenario() -> None:
+        gateway.queue("old")
+        async with serving(gateway, hang, step_timeout_seconds=0.1):
+            await reach(gateway, "failed")
+        gateway.queue("new")
+        async with serving(gateway, lambda task: asyncio.sleep(0, 1.0), step_timeout_seconds=0.1):
+            await reach(gateway, "failed", "succeeded")
+
+    asyncio.run(scenario())
+
+
+def test_only_a_fault_of_the_infrastructure_is_tried_again(gateway: ScriptedGateway) -> None:
+    tries: dict[str, list[str]] = {}
+
+    async def play(task: RolloutTask) -> float | None:
+        tries.setdefault(task.input, []).append(task.openai_base_url.split("/attempt/")[1])
+        if task.input == "crash":
+            raise ValueError("a bug")
+        if task.input == "wrong":
+            return 0.0
+        return None if task.input == "lost" or len(tries[task.input]) == 1 else 1.0
+
+    async def scenario() -> None:
+        rollouts = gateway.queue("crash", "wrong", "lost", "once")
+        async with serving(gateway, play):
+            await reach(gateway, "failed", "succeeded", "failed", "succeeded")
+        assert {name: len(made) for name, made in tries.items()} == {"crash": 1, "wrong": 1, "lost": 2, "once": 2}
+        assert tries["once"] == ["0/mode/train/openai/v1", "1/mode/train/openai/v1"]
+        assert [gateway.rewards(rollout) for rollout in rollouts] == [[], [0.0], [], [1.0]]
+        assert list(gateway.events) == [(rollouts[1], "0"), (rollouts[3], "1")]
+
+    asyncio.run(scenario())
+
+
+def test_a_try_gets_only_the_time_that_the_one_before_left(gateway: ScriptedGateway) -> None:
+    times: list[float] = []
+
+    async def slow_and_lost(task: RolloutTask) -> None:
+        times.append(task.timeout_seconds)
+        await asyncio.sleep(0.2)
+
+    async def scenario() -> None:
+        gateway.queue("x")
+        async with serving(gateway, slow_and_lost, episode_timeout_seconds=0.3):
+            await reach(gateway, "failed")
+        assert times[0] == pytest.approx(0.3, abs=0.02)
+        assert times[1] < 0.11
+        assert gateway.error("r0") == "timed out after 0.3 s"
+
+    asyncio.run(scenario())
+
+
+def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
+    gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "_STOP_GRACE", 0.05)
+    late = asyncio.Event()
+
+    async def stubborn(task: RolloutTask) -> float:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600 if task.input == "late" else 0)
+        if task.input == "late":
+            await asyncio.sleep(0.2)
+            late.set()
+        return 1.0
+
+    async def scenario() -> None:
+        rollout, _ = gateway.queue("late", "next")
+        async with serving(gateway, stubborn, concurrency=1, episode_timeout_seconds=0.1):
+            await reach(gateway, "failed", "succeeded")
+            assert not late.is_set()
+            await asyncio.wait_for(late.wait(), 5)
+        assert gateway.error(rollout) == "timed out after 0.1 s"
+        assert gateway.rewards(rollout) == []
+
+    asyncio.run(scenario())
+
+
+def test_no_more_is_claimed_than_can_be_run(gateway: ScriptedGateway) -> None:
+    async def scenario() -> None:
+        gateway.queue(*range(5))
+        async with serving(gateway, hang, concurrency=2):
+            await reach(gateway, *["running"] * 2, *["queuing"] * 3)
+            await asyncio.sleep(0.1)
+            assert gateway.states() == ["running"] * 2 + ["queuing"] * 3
+        assert gateway.states() == ["failed"] * 2 + ["queuing"] * 3
+
+    asyncio.run(scenario())
+
+
+def test_a_drain_lets_running_episodes_end_and_begins_no_other(gateway: ScriptedGateway) -> None:
+    go_on = asyncio.Event()
+
+    async def wait(task: RolloutTask) -> float:
+        await go_on.wait()
+        return 1.0
+
+    async def scenario() -> None:
+        gateway.queue("x", "x")
+        async with serving(gateway, wait, concurrency=1, drain_seconds=10) as draining:
+            await reach(gateway, "running", "queuing")
+            draining.stop()
+            await asyncio.sleep(0.05)
+            assert gateway.states() == ["running", "queuing"]
+            go_on.set()
+            await reach(gateway, "succeeded", "queuing")
+
+    asyncio.run(scenario())
+
+
+def test_a_second_stop_ends_the_drain(gateway: ScriptedGateway) -> None:
+    async def scenario() -> None:
+        gateway.queue("x")
+        async with serving(gateway, hang, drain_seconds=3600) as draining:
+            await reach(gateway, "running")
+            draining.stop()
+            await asyncio.sleep(0.05)
+        assert gateway.error("r0") == "the controller was stopped"
+
+    asyncio.run(scenario())
+
+
+def test_a_reward_outlives_a_gateway_that_fails_for_a_while(gateway: ScriptedGateway) -> None:
+    failures = iter([Reply(503), Reply(500)])
+
+    async def scenario() -> None:
+        gateway.queue("x")
+        gateway.refuse = lambda method, path: next(failures, None) if path.endswith("/events") else None
+        async with serving(gateway, lambda task: asyncio.sleep(0, 0.75)):
+            await reach(gateway, "succeeded")
+        assert gateway.rewards("r0") == [0.75]
+
+    asyncio.run(scenario())
+
+
+def test_every_episode_has_a_thread_for_its_query(gateway: ScriptedGateway) -> None:
+    together = threading.Barrier(20, timeout=5)  # asyncio's own pool has six threads on two cores
+
+    async def block(task: RolloutTask) -> float:
+        await asyncio.to_thread(together.wait)
+        return 1.0
+
+    async def scenario() -> None:
+        gateway.queue(*range(20))
+        running = asyncio.create_task(serve(gateway.url, KEY, block, concurrency=20, poll_seconds=0.01))
+        await reach(gateway, *["succeeded"] * 20)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await running
+
+    asyncio.run(scenario())
+
+
+def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_path: Path) -> None:
+    settings = ["sandbox.timeout_seconds=1.0", "agent.context_tokens=8000", "vllm.max_model_len=8000"]
+    tokenizer = Tokenizer.from_folder(tokenizer_folder(tmp_path))
+    models = {
+        name: ScriptedModel(tokenizer, render_turn("", [ToolCall("execute_sql", {"sql": sql})]), "Done.")
+        for name, sql in (("runaway", ENDLESS), ("quick", "SELECT count(*) FROM claims"))
+    }
+    gateway.model = lambda request: models[request["messages"][1]["content"]](request)
+    database, ended = str(insurance_file(tmp_path)), []
+    handler = make_handler(load_config(PIPELINE, "cpu", settings), tmp_path, ended.append)
+
+    async def scenario() -> None:
+        for name in models:
+            gateway.queue(vars(Question(name, "insurance", name, "SELECT count(*) FROM claims", database)))
+        async with serving(gateway, handler):
+            await reach(gateway, "succeeded", "succeeded")
+
+    asyncio.run(scenario())
+    assert [row["question_id"] for row in ended] == ["quick", "runaway"]
+    assert [row["reward"]["correct"] for row in ended] == [True, False]
+    assert ended[0]["seconds"] < 1.0 < ended[1]["seconds"]

@@ -1,0 +1,70 @@
+"""Parts of stage 2 that live elsewhere: a gateway of somebody else's, an address that a cluster can reach."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config import load_config
+from shared.errors import UserError
+from shared.services import free_port
+from stage2_grpo import ray_cluster
+from stage2_grpo.rollout_agent import AgentSettings
+from stage2_grpo.services import address_towards, gateway_and_controller, trainer_environment
+from tests.stage2_grpo.scripted_gateway import KEY, scripted_gateway
+
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+
+
+def test_a_gateway_elsewhere_is_used_and_nothing_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGL_KEY", KEY)
+    with scripted_gateway() as gateway:
+        config = load_config(PIPELINE, "cpu", [f"grpo.gateway_url={gateway.url}"])
+        with gateway_and_controller(config, Path("model"), tmp_path) as rollouts:
+            assert (rollouts.key, rollouts.processes) == (KEY, ())
+            settings = AgentSettings.load(rollouts.settings_file)
+    assert settings.gateway_url == gateway.url
+    assert KEY not in rollouts.settings_file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("key", "there", "says"),
+    [("", True, "AGL_KEY is not set"), ("wrong", True, "answers with status 401"), (KEY, False, "does not answer")],
+)
+def test_a_gateway_elsewhere_that_cannot_be_used_is_named_with_the_command_that_starts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, there: bool, says: str
+) -> None:
+    monkeypatch.setenv("AGL_KEY", key)
+    with scripted_gateway() as gateway:
+        url = gateway.url if there else f"http://127.0.0.1:{free_port()}"
+        config = load_config(PIPELINE, "cpu", [f"grpo.gateway_url={url}"])
+        with pytest.raises(UserError, match=says) as refusal, gateway_and_controller(config, Path("m"), tmp_path):
+            pass
+    assert "agl-server host=127.0.0.1" in str(refusal.value)
+    assert f"stage2_grpo.controller --settings {tmp_path / 'agents.json'}" in str(refusal.value)
+
+
+def test_without_a_cluster_everything_stays_on_loopback(tmp_path: Path) -> None:
+    assert address_towards(None) == address_towards("127.0.0.1:6379") == "127.0.0.1"
+    environment = trainer_environment(load_config(PIPELINE, "gpu"), tmp_path, "key")
+    assert environment["VLLM_HOST_IP"] == environment["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize("address", ["auto", "host", "host:", ":6379", "no such host:6379"])
+def test_a_ray_address_that_is_none_is_named(address: str) -> None:
+    with pytest.raises(UserError, match=r"grpo\.ray_address"):
+        address_towards(address)
+
+
+@pytest.mark.parametrize(("gpus", "fits"), [([1, 1], True), ([4, 0, 2], True), ([8], False), ([1, 0], False)])
+def test_a_cluster_with_too_few_gpus_is_refused_instead_of_waited_for(gpus: list[int], fits: bool) -> None:
+    config = load_config(PIPELINE, "gpu", ["grpo.nodes=2", "grpo.ray_address=10.0.0.1:6379"])
+    nodes: list[dict[str, Any]] = [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": float(count)}} for count in gpus]
+    nodes.append({"Alive": False, "Resources": {"GPU": 8.0}})
+    if fits:
+        ray_cluster.refuse_small_cluster(nodes, config.grpo)
+        return
+    with pytest.raises(UserError, match="do not fit: add nodes"):
+        ray_cluster.refuse_small_cluster(nodes, config.grpo)
