@@ -65,6 +65,12 @@ async def run_episode(
     )
 
 
+def submitted_block(answer: str) -> str | None:
+    """The last ```sql block of a final answer, which is a submission; None if there is none."""
+    written = [block.strip() for block in _SQL_BLOCK.findall(answer) if block.strip()]
+    return written[-1] if written else None
+
+
 class _Run:
     """State of one episode: the conversation, the turns so far, and what the token limits need."""
 
@@ -108,9 +114,8 @@ class _Run:
 
     def submission(self, stop: StopReason) -> str | None:
         """The last ```sql block of a final answer, else the last query that ran."""
-        blocks = _SQL_BLOCK.findall(self.turns[-1].content) if stop is StopReason.ANSWERED else []
-        written = [block.strip() for block in blocks if block.strip()]
-        return written[-1] if written else self._last_sql
+        block = submitted_block(self.turns[-1].content) if stop is StopReason.ANSWERED else None
+        return block or self._last_sql
 
     def _read(self, completion: Completion) -> Turn:
         """What a completion says, without observations yet.

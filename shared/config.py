@@ -166,11 +166,13 @@ _POSITIVE = (
     "grpo.learning_rate grpo.epochs grpo.save_every grpo.concurrency vllm.max_model_len evaluate.questions evaluate.samples "
     "evaluate.concurrency evaluate.bootstrap_samples data.questions_per_database sandbox.max_compare_rows "
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
-    "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints"
+    "grpo.trajectory_response_length grpo.gpus_per_node grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
+    "teacher.tries teacher.concurrency"
 ).split()
 _NOT_NEGATIVE = (
     "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
-    "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature"
+    "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature "
+    "teacher.temperature"
 ).split()
 _SHARES = "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share sft.parallel_share".split()
 
