@@ -80,7 +80,7 @@ def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
     talk = _Conversation(toolbox, plan.rng, opening_messages(question.question))
     _find_tables(talk, question, wanted, plan)
     _look_at_columns(talk, wanted, plan)
-    room = config.agent.max_turns - talk.turns - 2  # for a mistake before the query and the answer
+    room = plan.turns - talk.turns - 2  # for a mistake before the query and the answer
     mistake = _make_mistake(talk, sql, wanted, plan.rng) if plan.mistake and room > 0 else None
     talk.act([ToolCall("execute_sql", {"sql": sql})])
     talk.say(wording.answer(gold))
@@ -105,6 +105,7 @@ class _Plan:
     parallel: bool
     mistake: bool
     shuffled: bool
+    turns: int  # agent.max_turns
     missed: bool = False  # the miss really happened
 
     @classmethod
@@ -118,9 +119,8 @@ class _Plan:
         room = config.agent.max_turns - 3  # a search, a query, an answer
         parallel = parallel or len(wanted.tables) > room
         room -= 1 if parallel else len(wanted.tables)
-        return cls(
-            rng, miss=miss and room > mistake, parallel=parallel, mistake=mistake and room > 0, shuffled=shuffled
-        )
+        mistake, miss = mistake and room > 0, miss and room > mistake
+        return cls(rng, miss=miss, parallel=parallel, mistake=mistake, shuffled=shuffled, turns=config.agent.max_turns)
 
 
 @dataclass
@@ -187,7 +187,8 @@ def _look_at_columns(talk: _Conversation, wanted: Needed, plan: _Plan) -> None:
         if not known:
             _search_by_name(talk, waiting[0])
             continue
-        turn = known if plan.parallel else known[:1]
+        scarce = len(waiting) > plan.turns - talk.turns - 2  # the query and the answer need theirs
+        turn = known if plan.parallel or scarce else known[:1]
         calls = [ToolCall("get_columns", {"table": table}) for table in turn]
         for table, observation in zip(turn, talk.act(calls), strict=True):
             talk.columns |= {f"{table}.{column}" for column in _columns_shown(observation.text)}
