@@ -2,8 +2,8 @@
 
     python -m bench.import_to_training FOLDER [--profile cpu]
 
-Runs `run_pipeline.py --only data sft` with an empty runs directory, so that the base model is unpacked, every gold run, the
-databases copied and the traces made and verified, and stops it where training begins. Exit status 1 beyond 3 minutes.
+Does what `run_pipeline.py --only data sft` does inside the environment, with an empty runs directory: the base model is unpacked,
+every gold run, the databases copied, the traces made and verified. Stops where training begins. Exit status 1 beyond 3 minutes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="firstcall-") as runs:
         options = ["--only", "data", "sft", "--profile", args.profile, "--set", f"runs_dir={runs}"]
-        command = [sys.executable, "run_pipeline.py", *options, "--set", f"data.spider_dir={args.folder.resolve()}"]
+        options += ["--set", f"data.spider_dir={args.folder.resolve()}"]
+        command = [sys.executable, "-c", "import sys, run_pipeline; run_pipeline.run(sys.argv[1:])", *options]
         started = time.monotonic()
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
             seconds = watch(process, started)

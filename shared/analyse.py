@@ -55,18 +55,20 @@ def verdicts(
 
 def _verdict(question: Question, submitted: str | None, seconds: float, variants: Sequence[Path]) -> Verdicts:
     pair = question.gold_sql, submitted or ""
-    database = question.database
-    suite = {"testsuite": submitted is not None and _spider(*pair, variants, seconds)} if variants else {}
-    return {
+    database, said = question.database, submitted is not None
+    verdict: Verdicts = {
         "question_id": question.id,
         "database": question.db_id,
         "difficulty": question.difficulty,
         "gold_sql": question.gold_sql,
         "submitted_sql": submitted,
-        "spider": submitted is not None and _spider(*pair, [Path(database)], seconds),
-        "bird": submitted is not None and bird_ex(*pair, database, seconds=seconds),
-        "soft_f1": 0.0 if submitted is None else soft_f1(*pair, database, seconds=seconds),
-    } | suite
+        "spider": said and _spider(*pair, [Path(database)], seconds),
+        "bird": said and bird_ex(*pair, database, seconds=seconds),
+        "soft_f1": soft_f1(*pair, database, seconds=seconds) if said else 0.0,
+    }
+    if variants:
+        verdict["testsuite"] = said and _spider(*pair, variants, seconds)
+    return verdict
 
 
 def _spider(gold: str, submitted: str, databases: Sequence[Path], seconds: float) -> bool:

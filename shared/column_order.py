@@ -46,7 +46,7 @@ class _Search:
         self, gold: Sequence[Values], prediction: Sequence[Values], fits: Sequence[Sequence[int]], same_rows: SameRows
     ) -> None:
         self._gold, self._prediction, self._same_rows = gold, prediction, same_rows
-        self._fits = [sorted(places, key=lambda j, i=i: j != i) for i, places in enumerate(fits)]
+        self._fits = [sorted(places, key=i.__ne__) for i, places in enumerate(fits)]
         self._cells_left = _MAX_CELLS
 
     def succeeds(self, chosen: list[int]) -> bool:

@@ -118,8 +118,8 @@ class _Plan:
         shuffled = rng.random() < SHUFFLED_SHARE
         room = config.agent.max_turns - 3  # a search, a query, an answer
         parallel = parallel or len(wanted.tables) > room
-        room -= 1 if parallel else len(wanted.tables)
-        mistake, miss = mistake and room > 0, miss and room > mistake
+        mistake = mistake and room > (1 if parallel else len(wanted.tables))
+        miss = miss and room > len(wanted.tables) + mistake  # the tables may show themselves only one by one
         return cls(rng, miss=miss, parallel=parallel, mistake=mistake, shuffled=shuffled, turns=config.agent.max_turns)
 
 
