@@ -153,7 +153,7 @@ def run(arguments: list[str]) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
-    choice.add_argument("--only", choices=STAGES, metavar="STAGE", help=f"one of {', '.join(STAGES)}")
+    choice.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"some of {', '.join(STAGES)}")
     args = parser.parse_args(arguments)
     config, directory = resolve(args)
     settings = [part for setting in args.overrides for part in ("--set", setting)]
@@ -167,7 +167,7 @@ def run(arguments: list[str]) -> None:
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
             if folder(stage, directory).exists():
                 set_aside(folder(stage, directory))
-        for stage in [args.only] if args.only else STAGES:
+        for stage in [name for name in STAGES if name in (args.only or STAGES)]:
             print(f"\n== {stage} ==", flush=True)
             with nullcontext() if stage == "report" else measured(directory, stage, folder(stage, directory)):
                 STAGES[stage](pipeline)

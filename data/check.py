@@ -11,17 +11,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
+from data.databases import Databases
 from data.sources import BadRowError, Place, Source, SourceRow, read_rows
 from data.sql_form import gold_key, question_key
 from shared.audit.ties import Order, order_of
 from shared.audit.trivial import reads_no_data, trivial_query
 from shared.compare import execution_match, gold_is_ordered
-from shared.database import Database, QueryResult, SqlError
-from shared.errors import UserError
+from shared.database import Database, QueryResult
 from shared.settings import Config
 
 SLOW_SECONDS = 1.0
@@ -78,27 +79,22 @@ def check(source: Source, config: Config) -> Checked:
             checker.look_at(row)
         except BadRowError as reason:
             checked.findings[UNUSABLE].append((place, str(reason)))
+    sizes = {name: _schema_tokens(database) for name, database in checker.databases.opened.items()}
+    checked.large_schemas = {name: size for name, size in sizes.items() if size > config.agent.context_tokens / 2}
     return checked
 
 
 class _Checker:
     def __init__(self, source: Source, config: Config, checked: Checked) -> None:
-        self._source, self._config, self._checked = source, config, checked
-        self._databases: dict[str, Database | str] = {}
+        self.databases = Databases(partial(_file, source), config.sandbox)
+        self._checked = checked
         self._asked: dict[tuple[Path, str], list[tuple[SourceRow, QueryResult]]] = defaultdict(list)
 
     def look_at(self, row: SourceRow) -> None:
         """Add the row to the usable ones, with what is odd about it; raises BadRowError when it is not usable."""
-        database = self._database(row.database)
+        database = self.databases.get(row.database)
         start = time.monotonic()
-        try:
-            result = database.execute(row.gold_sql, self._config.sandbox.max_compare_rows)
-        except SqlError as error:
-            raise BadRowError(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
-        if result.truncated:
-            raise BadRowError(
-                "its gold SQL returns too much to be compared; narrow it or raise sandbox.max_compare_rows"
-            )
+        result = self.databases.run_gold(row.database, row.gold_sql)
         seconds = time.monotonic() - start
         self._checked.rows.append((row, database.path))
         for kind, what in self._oddities(row, result, database, seconds):
@@ -130,27 +126,18 @@ class _Checker:
             elif not execution_match(known, result, ordered=False):
                 yield "contradictory", f"{row.question!r}, unlike {other.place}"
 
-    def _database(self, name: str) -> Database:
-        if name not in self._databases:
-            self._databases[name] = self._opened(name)
-        database = self._databases[name]
-        if isinstance(database, str):
-            raise BadRowError(database)
-        return database
 
-    def _opened(self, name: str) -> Database | str:
-        path = self._source.database(name)
-        if path is None:
-            looked = ", ".join(str(folder) for folder in self._source.folders)
-            return f"its database {name[:80]!r} is not in {looked}; put it there or correct the name"
-        try:
-            database = Database(path, self._config.sandbox)
-        except UserError as error:
-            return str(error).rstrip(".")
-        tokens = round(sum(len(text) for text in _schema_texts(database)) / _CHARACTERS_PER_TOKEN)
-        if tokens > self._config.agent.context_tokens / 2:
-            self._checked.large_schemas[name] = tokens
-        return database
+def _file(source: Source, name: str) -> Path:
+    path = source.database(name)
+    if path is None:
+        looked = ", ".join(str(folder) for folder in source.folders)
+        raise BadRowError(f"its database {name[:80]!r} is not in {looked}; put it there or correct the name")
+    return path
+
+
+def _schema_tokens(database: Database) -> int:
+    """About how many tokens naming all of its tables and columns takes."""
+    return round(sum(len(text) for text in _schema_texts(database)) / _CHARACTERS_PER_TOKEN)
 
 
 def _schema_texts(database: Database) -> Iterable[str]:

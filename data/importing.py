@@ -1,7 +1,8 @@
 """`python -m data import`: bring a data set in, looked at first.
 
     python -m data import SOURCE --check                    the data report alone
-    python -m data import SOURCE --out FOLDER               … and a folder in Spider layout for data.spider_dir
+    python -m data import SOURCE --out FOLDER               … and a folder in Spider layout for data.spider_dir, with
+                                                            questions.jsonl for `python -m shared.evaluate --questions`
     python -m data import SOURCE --databases ADDRESS …      questions on a live database, which is read once (data/live.py)
 
 The databases are linked, not copied; rows that cannot be used stop the import with their file and line, or are left out
@@ -12,16 +13,17 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from data import live
 from data.check import UNUSABLE, Checked, check
 from data.sources import find_source
+from data.spider import identity_of, question_record
 from shared.cli import common_parser, resolve
 from shared.errors import UserError
-from shared.records import write_jsonl
+from shared.records import Question, write_jsonl
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -44,6 +46,8 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError("python -m data import needs --out FOLDER to write to, or --check for the report alone.")
     if not args.source.exists():
         raise UserError(f"There is no {args.source}; give a folder or a question file.")
+    if not args.check:
+        _refuse_existing(args.out)
     config, _ = resolve(args)
     if args.dry_run:
         print(f"reads {args.source}, writes {'nothing' if args.check else args.out}")
@@ -61,7 +65,7 @@ def _databases(given: str | None, tables: str, place: Path) -> Path | None:
     if given is None or not live.is_address(given):
         return Path(given) if given else None
     names = [name.strip() for name in tables.split(",") if name.strip()]
-    return live.snapshot(given, place / "snapshot" / "snapshot.sqlite", names)
+    return live.snapshot(given, place / "snapshot", names)
 
 
 def write(checked: Checked, folder: Path, *, skip: bool) -> None:
@@ -74,8 +78,7 @@ def write(checked: Checked, folder: Path, *, skip: bool) -> None:
         )
     if not checked.rows:
         raise UserError("No row can be used; correct what the report lists.")
-    if (folder / "dev.json").exists():
-        raise UserError(f"{folder / 'dev.json'} exists already; choose another --out or remove that folder.")
+    _refuse_existing(folder)
     names = _names(checked)
     for path, name in names.items():
         link = folder / "database" / name / f"{name}.sqlite"
@@ -90,10 +93,24 @@ def write(checked: Checked, folder: Path, *, skip: bool) -> None:
     ]  # fmt: skip
     if bad:
         write_jsonl(folder / "skipped.jsonl", [{"file": p.file, "row": p.line, "reason": why} for p, why in bad])
+    write_jsonl(folder / "questions.jsonl", _questions(rows, folder.resolve() / "database"))
     partial = folder / "dev.json.partial"
     partial.write_text(json.dumps(rows, ensure_ascii=False, indent=1), encoding="utf-8")
     partial.replace(folder / "dev.json")
-    print(f"{len(rows)} questions written, {len(bad)} rows skipped; next: --set data.spider_dir={folder}")
+    print(f"{len(rows)} questions written, {len(bad)} rows skipped; next: --set data.spider_dir={folder} to train on them, or "
+          f"python -m shared.evaluate --questions {folder / 'questions.jsonl'}")  # fmt: skip
+
+
+def _questions(rows: Sequence[dict[str, Any]], databases: Path) -> Iterator[Question]:
+    """The rows as an evaluation asks them, under the ids that the pipeline would give them."""
+    for number, row in enumerate(rows, start=1):
+        path = databases / row["db_id"] / f"{row['db_id']}.sqlite"
+        yield question_record(identity_of("dev.json", number), row, path)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if (folder / "dev.json").exists():
+        raise UserError(f"{folder / 'dev.json'} exists already; choose another --out or remove that folder.")
 
 
 def _names(checked: Checked) -> dict[Path, str]:

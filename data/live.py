@@ -4,8 +4,8 @@ A snapshot and not direct execution, on purpose: an agent in training runs thous
 hostile; the snapshot keeps that load and risk off the live server, gives every run the same rows, and lets all of the
 sandbox's limits apply. The price: gold SQL must run on SQLite, and the import names each one that does not.
 
-The role must not be able to write: that is asked of the server, and a role that can is refused. Needs SQLAlchemy and the
-server's driver, which are no part of the environment.
+The role must not be able to write: that is asked of the server, and a role that can is refused. All tables are read in one
+read-only transaction, so they fit each other. Needs the packages of requirements/live.txt.
 """
 
 from __future__ import annotations
@@ -20,13 +20,43 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+from tqdm import tqdm
 
 from shared.errors import UserError
 
 MAX_ROWS = 1_000_000  # of one table
 _BLOCK = 1_000
-_DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "duckdb": "duckdb-engine"}
-_WRITING = ("INSERT", "UPDATE", "DELETE", "CREATE", "DROP", "ALTER", "ALL PRIVILEGES")
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+}
+# What a column of such values is called in SQLite; others get no type there, so nothing is converted.
+_KINDS: dict[type, str] = {
+    bool: "BOOLEAN",
+    int: "INTEGER",
+    float: "REAL",
+    decimal.Decimal: "NUMERIC",
+    str: "TEXT",
+    bytes: "BLOB",
+    datetime.datetime: "DATETIME",
+    datetime.date: "DATE",
+    datetime.time: "TIME",
+    uuid.UUID: "TEXT",
+    dict: "TEXT",
+    list: "TEXT",
+}
+_ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+_CAN_WRITE = """
+    SELECT (SELECT rolsuper FROM pg_roles WHERE rolname = current_user) OR EXISTS (
+        SELECT 1 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+        WHERE c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname !~ '^(pg_|information_schema)'
+        AND (has_table_privilege(c.oid, 'DELETE, TRUNCATE') OR has_any_column_privilege(c.oid, 'INSERT, UPDATE')))
+"""
+_WRITING = re.compile(r"\b(INSERT|UPDATE|DELETE|CREATE(?! TEMPORARY)|DROP|ALTER|TRIGGER|SUPER|ALL PRIVILEGES)\b")
 
 
 def is_address(text: str) -> bool:
@@ -34,35 +64,44 @@ def is_address(text: str) -> bool:
     return re.match(r"[a-z][a-z0-9+]*://", text) is not None
 
 
-def snapshot(address: str, file: Path, tables: Sequence[str] = ()) -> Path:
-    """Copy `tables` (default: all) with keys and references into the new SQLite file `file`; returns it.
+def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
+    """Copy `tables` (default: all; views only where named) into the new SQLite file `folder`/<database>.sqlite.
 
-    Raises UserError without SQLAlchemy or a driver, for a role that can write, a missing table, one of more than MAX_ROWS
-    rows, and whatever the server refuses. Passwords never appear in a message.
+    Keys go along, and references among the copied tables. Raises UserError without SQLAlchemy or a driver, for a role that
+    can write, a missing table, one of more than MAX_ROWS rows or that SQLite cannot hold, and whatever the server refuses;
+    then nothing is left behind. Passwords never appear in a message.
     """
     alchemy = _sqlalchemy()
-    shown = re.sub(r"//[^@/]*@", "//…@", address)
-    partial = file.with_name(file.name + ".partial")
-    partial.unlink(missing_ok=True)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    shown = re.sub(r"//.*@", "//…@", address).split("?")[0]
     try:
-        engine = alchemy.create_engine(address, **_read_only(address))
-        with engine.connect() as live, contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy:
-            _refuse_a_writing_role(live, alchemy, shown)
+        url = alchemy.make_url(address)
+    except (alchemy.exc.ArgumentError, ValueError):
+        raise UserError(f"{shown} is not an address like postgresql://reader@host/database; correct it.") from None
+    file = folder / f"{re.sub(r'[^\w.-]', '_', Path(url.database or 'database').stem)}.sqlite"
+    partial = file.with_name(file.name + ".partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with (
+            _connected(url, alchemy) as live,
+            contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy,
+        ):
+            if _can_write(live, alchemy):
+                raise UserError(
+                    f"The role of {shown} can write; give one that may only SELECT, so that nothing can harm the database."
+                )
             inspector = alchemy.inspect(live)
-            for name in _chosen(inspector.get_table_names(), tables, shown):
-                _copy_table(live, inspector, alchemy, copy, name)
+            names = _chosen(inspector, tables, shown)
+            for name in tqdm(names, "reading tables", unit="table", leave=False, disable=None):
+                _copy_table(inspector, copy, name, names)
+        partial.replace(file)
     except (alchemy.exc.SQLAlchemyError, ImportError) as error:
-        partial.unlink(missing_ok=True)
-        driver = _DRIVERS.get(address.split(":")[0].split("+")[0], "its driver")
-        reason = str(getattr(error, "orig", None) or error).replace(address, shown).splitlines()[0]
+        reason = str(getattr(error, "orig", None) or error).replace(address, shown).strip().splitlines()[0].rstrip(".;")
         raise UserError(
-            f"{shown} cannot be read ({reason}); check address, role and network, and that {driver} is installed."
+            f"{shown} cannot be read ({reason}); check address, role and network, and that the packages of "
+            "requirements/live.txt are installed."
         ) from error
-    except UserError:
+    finally:
         partial.unlink(missing_ok=True)
-        raise
-    partial.replace(file)
     return file
 
 
@@ -72,88 +111,122 @@ def _sqlalchemy() -> Any:
         import sqlalchemy.exc
     except ImportError as error:
         raise UserError(
-            "Reading a live database needs the package SQLAlchemy and a driver (psycopg, pymysql or duckdb-engine); install "
-            "them into the environment, or give a SQLite file."
+            "Reading a live database needs SQLAlchemy and the server's driver; install them with "
+            "`uv pip install --python .venv -r requirements/live.txt`, or give a SQLite file."
         ) from error
     return sqlalchemy
 
 
-def _read_only(address: str) -> dict[str, Any]:
-    return {"connect_args": {"read_only": True}} if address.startswith("duckdb") else {}
+@contextlib.contextmanager
+def _connected(url: Any, alchemy: Any) -> Iterator[Any]:
+    """A connection that can only read; whatever it began is rolled back at the end."""
+    arguments: dict[str, Any] = {}
+    if url.drivername in _DRIVERS:
+        url = url.set(drivername=_DRIVERS[url.drivername])
+    elif url.drivername.startswith("duckdb"):
+        arguments = {"connect_args": {"read_only": True}}
+    elif url.drivername.startswith("sqlite"):
+        url = url.set(database=f"file:{quote(url.database or '')}", query={"mode": "ro", "uri": "true"})
+    engine = alchemy.create_engine(url, poolclass=alchemy.pool.NullPool, **arguments)
+    with engine.connect() as live:
+        if live.dialect.name == "postgresql":
+            live.execute(alchemy.text(f"SET TRANSACTION {_ONE_STATE}"))
+        elif live.dialect.name in ("mysql", "mariadb"):
+            live.execute(alchemy.text(f"SET SESSION TRANSACTION {_ONE_STATE}"))
+        yield live
 
 
-def _refuse_a_writing_role(live: Any, alchemy: Any, shown: str) -> None:
-    """Ask the server what the role may do; DuckDB and SQLite are opened for reading by us and have no roles."""
+def _can_write(live: Any, alchemy: Any) -> bool:
+    """Ask the server what the role may do; DuckDB and SQLite know no roles.
+
+    MySQL does not tell what a role granted to the role may do; the transaction is read-only in any case.
+    """
     if live.dialect.name == "postgresql":
-        live.execute(alchemy.text("SET TRANSACTION READ ONLY"))
-        found = live.execute(
-            alchemy.text(
-                "SELECT rolsuper OR EXISTS (SELECT 1 FROM information_schema.role_table_grants WHERE grantee IN "
-                "(current_user, 'PUBLIC') AND privilege_type IN ('INSERT', 'UPDATE', 'DELETE', 'TRUNCATE') AND table_schema "
-                "NOT IN ('pg_catalog', 'information_schema')) FROM pg_roles WHERE rolname = current_user"
-            )
-        ).scalar()
-    elif live.dialect.name in ("mysql", "mariadb"):
-        grants = " ".join(str(row[0]).split(" TO ")[0] for row in live.execute(alchemy.text("SHOW GRANTS")))
-        found = any(word in grants.upper() for word in _WRITING)
-    else:
-        found = False
-    if found:
+        return bool(live.execute(alchemy.text(_CAN_WRITE)).scalar())
+    if live.dialect.name in ("mysql", "mariadb"):
+        return any(map(_grants_writing, live.execute(alchemy.text("SHOW GRANTS")).scalars()))
+    return False
+
+
+def _grants_writing(grant: str) -> bool:
+    """Whether a line like "GRANT SELECT, INSERT (`a`) ON `shop`.* TO …" is about more than reading."""
+    privileges = re.sub(r"\(.*?\)", "", grant.partition(" ON ")[0])
+    return _WRITING.search(privileges.upper()) is not None
+
+
+def _chosen(inspector: Any, wanted: Sequence[str], shown: str) -> list[str]:
+    known = sorted(inspector.get_table_names())
+    named = {*known, *inspector.get_view_names()} if wanted else {*known}
+    missing = [name for name in wanted if name not in named]
+    if missing or not named:
         raise UserError(
-            f"The role of {shown} can write; give one that may only SELECT, so that nothing can harm the database."
+            f"{shown} holds no table {', '.join(missing) or 'at all'}; it has: {', '.join(known)[:500] or 'none'}."
         )
+    return list(wanted) or known
 
 
-def _chosen(known: Iterable[str], wanted: Sequence[str], shown: str) -> list[str]:
-    names = sorted(known)
-    missing = [name for name in wanted if name not in names]
-    if missing or not names:
-        raise UserError(
-            f"{shown} holds no table {', '.join(missing) or 'at all'}; it has: {', '.join(names)[:500] or 'none'}."
-        )
-    return [name for name in names if not wanted or name in wanted]
-
-
-def _copy_table(live: Any, inspector: Any, alchemy: Any, copy: sqlite3.Connection, name: str) -> None:
-    columns = [column["name"] for column in inspector.get_columns(name)]
-    copy.execute(f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, name))})")
-    insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(columns))})"
+def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Sequence[str]) -> None:
+    """Copy one table; `copied` are the names of all that the file will hold."""
+    alchemy, live = _sqlalchemy(), inspector.bind
     table = alchemy.Table(name, alchemy.MetaData(), autoload_with=live, resolve_fks=False)
+    stored = [_json if isinstance(column.type, alchemy.JSON) else _plain for column in table.columns]
+    insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(stored))})"
     rows = live.execution_options(stream_results=True).execute(alchemy.select(table).limit(MAX_ROWS + 1))
     count = 0
-    copy.execute("BEGIN")
-    for block in rows.partitions(_BLOCK):
-        count += len(block)
-        if count > MAX_ROWS:
-            raise UserError(f"Table {name} has more than {MAX_ROWS} rows; name the tables you need with --tables.")
-        copy.executemany(insert, ([_plain(value) for value in row] for row in block))
-    copy.execute("COMMIT")
+    try:
+        copy.execute("BEGIN")
+        copy.execute(f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, table, copied))})")
+        for block in rows.partitions(_BLOCK):
+            count += len(block)
+            if count > MAX_ROWS:
+                raise UserError(f"Table {name} has more than {MAX_ROWS} rows; name the tables you need with --tables.")
+            copy.executemany(insert, ([store(cell) for store, cell in zip(stored, row, strict=True)] for row in block))
+        copy.execute("COMMIT")
+    except sqlite3.Error as error:
+        raise UserError(
+            f"Table {name} cannot be kept in SQLite ({error}); name the tables you need with --tables."
+        ) from error
 
 
-def _definitions(inspector: Any, name: str) -> Iterator[str]:
-    for column in inspector.get_columns(name):
-        kind = re.sub(r"[^A-Za-z0-9_(), ]", "", str(column["type"]).split(" COLLATE")[0]) or "BLOB"
-        yield f"{_quoted(column['name'])} {kind}{'' if column['nullable'] else ' NOT NULL'}"
-    if key := inspector.get_pk_constraint(name)["constrained_columns"]:
-        yield f"PRIMARY KEY ({_listed(key)})"
-    for link in inspector.get_foreign_keys(name):
-        target = f"{_quoted(link['referred_table'])} ({_listed(link['referred_columns'])})"
-        yield f"FOREIGN KEY ({_listed(link['constrained_columns'])}) REFERENCES {target}"
+def _definitions(inspector: Any, table: Any, copied: Sequence[str]) -> Iterator[str]:
+    for column in table.columns:
+        yield f"{_quoted(column.name)} {_kind(column.type)}{'' if column.nullable else ' NOT NULL'}"
+    if table.primary_key.columns:
+        yield f"PRIMARY KEY ({_listed(column.name for column in table.primary_key.columns)})"
+    for link in inspector.get_foreign_keys(table.name):
+        if link["referred_table"] in copied and not link["referred_schema"]:
+            target = f"{_quoted(link['referred_table'])} ({_listed(link['referred_columns'])})"
+            yield f"FOREIGN KEY ({_listed(link['constrained_columns'])}) REFERENCES {target}"
+
+
+def _kind(column_type: Any) -> str:
+    try:
+        return _KINDS.get(column_type.python_type, "")
+    except NotImplementedError:
+        return ""
 
 
 def _plain(value: Any) -> Any:
-    """The value as SQLite stores it: numbers as numbers, times as ISO 8601 text, structures as JSON."""
-    if isinstance(value, bool):
-        return int(value)
-    if value is None or isinstance(value, (int, float, str, bytes)):
-        return value if not isinstance(value, int) or abs(value) < 2**63 else float(value)
+    """The value as SQLite stores it: numbers as numbers, times as ISO 8601 text, structures as JSON, the rest as text."""
+    if value is None or isinstance(value, (float, str, bytes)):
+        return value
+    if isinstance(value, int):
+        return int(value) if -(2**63) <= value < 2**63 else float(value)
     if isinstance(value, decimal.Decimal):
-        return float(value) if value % 1 else _plain(int(value))
-    if isinstance(value, (datetime.datetime, datetime.date, datetime.time)):
-        return value.isoformat(" ") if isinstance(value, datetime.datetime) else value.isoformat()
+        return _plain(int(value)) if value.is_finite() and value == int(value) else float(value)
+    if isinstance(value, datetime.datetime):
+        return value.isoformat(" ")
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
     if isinstance(value, (memoryview, bytearray)):
         return bytes(value)
-    return str(value) if isinstance(value, (uuid.UUID, datetime.timedelta)) else json.dumps(value, default=str)
+    if isinstance(value, (set, frozenset)):  # as MySQL writes them
+        return ",".join(sorted(map(str, value)))
+    return _json(value) if isinstance(value, (dict, list, tuple)) else str(value)
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -14,7 +14,9 @@ from data import spider
 from data.demo.build import make_rows, write_database
 from data.demo.domains import DOMAINS
 from data.demo.generate import Taken, generate
+from data.sources import SourceRow, find_source, read_rows
 from data.splits import Splits, leakage_check, make_splits
+from data.sql_form import gold_key, question_key
 from shared.audit.copies import make_copies
 from shared.errors import UserError
 from shared.records import Question, write_jsonl
@@ -26,18 +28,40 @@ _LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 def prepare(config: Config, folder: Path) -> dict[str, Any]:
     """Write train.jsonl, val.jsonl and test.jsonl into `folder` (demo: databases/ too) and return what is in them.
 
-    The counts: `questions`, `difficulty`, `databases` and `split_kinds` by split, `unseen_databases`, `skipped` rows
-    and `empty_golds`. Raises UserError for bad rows (data.bad_rows=fail) and settings that leave a split empty.
+    The counts: `questions`, `difficulty`, `databases` and `split_kinds` by split, `unseen_databases`, `skipped` rows,
+    `empty_golds`, and how many questions were `decontaminated`. Raises UserError for bad rows (data.bad_rows=fail) and
+    settings that leave a split empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
     loaded = _demo(config, folder) if config.data.spider_dir is None else _spider(config, folder)
     sizes = {question.db_id: Path(question.database).stat().st_size for question in loaded.questions}
     splits = make_splits(loaded.questions, config.data, config.seed, sizes)
     leakage_check(splits.train, splits.val, splits.test)
+    taken_out = _decontaminate(splits, config)
     splits.train = _with_copies(splits.train, folder.resolve() / "copies", config)
     for name, questions in splits.items():
         write_jsonl(folder / f"{name}.jsonl", questions)
-    return _counts(splits, loaded)
+    return _counts(splits, loaded) | {"decontaminated": taken_out}
+
+
+def _decontaminate(splits: Splits, config: Config) -> int:
+    """Take questions out of train and val that an evaluation set asks too, by question text or gold; returns how many."""
+    if config.data.avoid is None:
+        return 0
+    rows = [row for _, row in read_rows(find_source(Path(config.data.avoid), None)) if isinstance(row, SourceRow)]
+    texts, golds = {question_key(row.question) for row in rows}, {gold_key(row.gold_sql) for row in rows}
+    before = len(splits.train) + len(splits.val)
+    for split in (splits.train, splits.val):
+        split[:] = [q for q in split if _text_key(q) not in texts and gold_key(q.gold_sql) not in golds]
+    if not splits.train:
+        raise UserError(
+            f"Setting data.avoid: {config.data.avoid} holds every training question; evaluate on other ones."
+        )
+    return before - len(splits.train) - len(splits.val)
+
+
+def _text_key(question: Question) -> str:
+    return question_key(question.question.split(spider.EVIDENCE)[0])
 
 
 def _with_copies(questions: Sequence[Question], folder: Path, config: Config) -> list[Question]:

@@ -11,18 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
+from data.databases import Databases
 from data.sources import BadRowError, whole_text
 from data.sql_form import DIFFICULTIES, rate
-from shared.database import Database, SqlError
 from shared.errors import UserError
 from shared.records import Question
 from shared.settings import SandboxConfig
 
+EVIDENCE = "\nEvidence: "  # between a question and what BIRD says beside it
 FILES = ("train_spider.json", "dev.json")
 _LONGEST_NAME = 248  # bytes: a file name may have 255, and ".sqlite" is added
 
@@ -46,11 +48,11 @@ class Loaded:
 def load(folder: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
     """All usable questions. Raises UserError for the first bad row, unless `skip_bad_rows` collects them instead."""
     rows = list(_rows(folder))
-    databases = _Databases(folder, sandbox)
+    databases = Databases(partial(_file, folder.resolve() / "database"), sandbox)
     loaded = Loaded()
     for file, number, row in tqdm(rows, desc="running golds", unit="question", delay=2):
         try:
-            question, is_empty = _read(row, f"{Path(file).stem}-{number:05d}", databases)
+            question, is_empty = _read(row, identity_of(file, number), databases)
         except BadRowError as problem:
             if not skip_bad_rows:
                 raise UserError(f"{folder / file}, row {number}: {problem}, or leave such rows out with "
@@ -77,27 +79,28 @@ def _rows(folder: Path) -> Iterator[tuple[str, int, Any]]:
         yield from ((name, number, row) for number, row in enumerate(document, start=1))
 
 
-def _read(row: Any, identity: str, databases: _Databases) -> tuple[Question, bool]:
+def _read(row: Any, identity: str, databases: Databases) -> tuple[Question, bool]:
     """The question of one row and whether its gold returns nothing."""
     if not isinstance(row, dict):
         raise BadRowError("it is not a JSON object; write one with db_id, question and query")
     db_id, question, gold = (_text(row, key) for key in ("db_id", "question", "query"))
-    database = databases.get(db_id)
-    try:
-        result = database.execute(gold, max_rows=databases.sandbox.max_compare_rows)
-    except SqlError as error:
-        raise BadRowError(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
-    except UserError as error:
-        raise BadRowError(str(error).rstrip(".")) from None
-    if result.truncated:
-        raise BadRowError("its gold SQL returns too much to be compared; narrow the query or raise "
-                        "sandbox.max_compare_rows and sandbox.max_result_bytes")  # fmt: skip
-    evidence, rated = row.get("evidence"), row.get("difficulty")
+    result = databases.run_gold(db_id, gold)
+    checked = {**row, "db_id": db_id, "question": question, "query": gold}
+    return question_record(identity, checked, databases.get(db_id).path), not result.rows
+
+
+def question_record(identity: str, row: dict[str, Any], database: Path) -> Question:
+    """The question of a row whose texts have been checked."""
+    text, evidence, rated = row["question"], row.get("evidence"), row.get("difficulty")
     if isinstance(evidence, str) and evidence.strip():
-        question += f"\nEvidence: {evidence.strip()}"
-    difficulty = rated if rated in DIFFICULTIES else rate(gold)
-    record = Question(identity, db_id, question, gold, str(database.path), difficulty, "spider")
-    return record, not result.rows
+        text += EVIDENCE + evidence.strip()
+    difficulty = rated if rated in DIFFICULTIES else rate(row["query"])
+    return Question(identity, row["db_id"], text, row["query"], str(database), difficulty, "spider")
+
+
+def identity_of(file: str, number: int) -> str:
+    """Id of the `number`th row of a file, counted from 1."""
+    return f"{Path(file).stem}-{number:05d}"
 
 
 def _text(row: dict[str, Any], key: str) -> str:
@@ -108,29 +111,10 @@ def _text(row: dict[str, Any], key: str) -> str:
     return whole_text(value, key)
 
 
-class _Databases:
-    """Opens each database once; a broken one gives the same reason for every row."""
-
-    def __init__(self, folder: Path, sandbox: SandboxConfig) -> None:
-        self.folder = folder.resolve() / "database"
-        self.sandbox = sandbox
-        self._opened: dict[str, Database | str] = {}
-
-    def get(self, db_id: str) -> Database:
-        if db_id not in self._opened:
-            self._opened[db_id] = self._open(db_id)
-        opened = self._opened[db_id]
-        if isinstance(opened, str):
-            raise BadRowError(opened)
-        return opened
-
-    def _open(self, db_id: str) -> Database | str:
-        if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id or len(db_id.encode()) > _LONGEST_NAME:
-            return f"its db_id {db_id[:80]!r} cannot be the name of a folder; correct it"
-        path = self.folder / db_id / f"{db_id}.sqlite"
-        if not path.is_file():
-            return f"its database {path} does not exist; put it there"
-        try:
-            return Database(path, self.sandbox)
-        except UserError as error:
-            return str(error).rstrip(".")
+def _file(folder: Path, db_id: str) -> Path:
+    if Path(db_id).name != db_id or db_id == ".." or "\0" in db_id or len(db_id.encode()) > _LONGEST_NAME:
+        raise BadRowError(f"its db_id {db_id[:80]!r} cannot be the name of a folder; correct it")
+    path = folder / db_id / f"{db_id}.sqlite"
+    if not path.is_file():
+        raise BadRowError(f"its database {path} does not exist; put it there")
+    return path

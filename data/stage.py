@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from data.prepare import prepare
+from data.sources import find_source
 from shared.config import to_dict
 from shared.errors import UserError
 from shared.records import read_questions
@@ -65,6 +66,8 @@ def table(counts: dict[str, Any]) -> str:
         f"{number} on {kind.replace('_', ' ')}s" for kind, number in sorted(counts["split_kinds"].items())
     )
     lines.append(f"test: {kinds}; unseen: {', '.join(counts['unseen_databases']) or 'none'}")
+    if counts["decontaminated"]:
+        lines.append(f"taken out of train and val, because data.avoid asks them too: {counts['decontaminated']}")
     if counts["skipped"] or counts["empty_golds"]:
         lines.append(f"rows skipped: {counts['skipped']}; golds with an empty result (kept): {counts['empty_golds']}")
     return "\n".join(lines)
@@ -89,5 +92,11 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
     source = _source(config)
     return fingerprint(
         version=VERSION, data=to_dict(config.data), sandbox=to_dict(config.sandbox), seed=config.seed,
-        folder=str(run.data), **({"source": source} if source else {}),
+        folder=str(run.data), **({"source": source} if source else {}), **_avoided(config),
     )  # fmt: skip
+
+
+def _avoided(config: Config) -> dict[str, Path]:
+    """The question files of data.avoid, whose contents count."""
+    files = find_source(Path(config.data.avoid), None).files if config.data.avoid else ()
+    return {f"avoid {file.name}": file for file in files}

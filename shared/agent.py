@@ -66,6 +66,12 @@ async def run_episode(
     )
 
 
+def submitted_block(answer: str) -> str | None:
+    """The last ```sql block of a final answer, which is a submission; None if there is none."""
+    written = [block.strip() for block in _SQL_BLOCK.findall(answer) if block.strip()]
+    return written[-1] if written else None
+
+
 class _Run:
     """State of one episode: the conversation, the turns so far, and what the token limits need."""
 
@@ -173,9 +179,8 @@ class TurnReader:
 
 def submission(stop: StopReason, turns: Sequence[Turn], last_sql: str | None) -> str | None:
     """The last ```sql block of a final answer, else the last query that ran."""
-    blocks = _SQL_BLOCK.findall(turns[-1].content) if stop is StopReason.ANSWERED else []
-    written = [block.strip() for block in blocks if block.strip()]
-    return written[-1] if written else last_sql
+    block = submitted_block(turns[-1].content) if stop is StopReason.ANSWERED else None
+    return block or last_sql
 
 
 def ending(turn: Turn, finish_reason: str, *, is_last: bool) -> StopReason | None:

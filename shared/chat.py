@@ -23,6 +23,7 @@ import httpx
 from shared.records import Message, ToolCall
 from shared.tool_calls import is_encodable
 
+API_KEY = "FIRSTCALL_API_KEY"  # environment variable with the key of an endpoint that a user names
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RETRIED = (408, 409, 429)
 _FIRST_DELAY_SECONDS = 0.5
@@ -57,7 +58,7 @@ class ChatClient:
     """Async context manager around one endpoint; any number of `complete` calls may run at once.
 
     `base_url` ends in `/v1`. `model="auto"` suits gateways, which choose the model, and servers of a single model.
-    `return_token_ids` is an extension of vLLM; switch it off for endpoints that refuse unknown parameters.
+    `return_token_ids` is an extension of vLLM; an endpoint that refuses it by name is asked again without.
     `timeout_seconds` bounds one request, and likewise the wait for an endpoint that answers 429.
     """
 
@@ -129,8 +130,7 @@ class ChatClient:
             else:
                 if response.is_success:
                     return _json(response)
-                if response.status_code == 404 and body["model"] == "auto" and await self._find_model():
-                    body["model"] = self._model
+                if await self._mended(body, response):
                     continue
                 self._raise_if_final(response)
                 problem, delay = _describe(response), _retry_after(response)
@@ -138,6 +138,17 @@ class ChatClient:
             failures += not asked_to_wait
             await asyncio.sleep(_backoff(failures) if delay is None else delay)
         raise InfrastructureError(f"{self.base_url} failed {failures} times, last with {problem}")
+
+    async def _mended(self, body: dict[str, Any], response: httpx.Response) -> bool:
+        """Change a request that was refused for its form; True when it is worth sending again."""
+        if response.status_code == 404 and body["model"] == "auto" and await self._find_model():
+            body["model"] = self._model
+            return True
+        if response.status_code in (400, 422) and "return_token_ids" in body and "return_token_ids" in response.text:
+            del body["return_token_ids"]
+            self._return_token_ids = False
+            return True
+        return False
 
     def _raise_if_final(self, response: httpx.Response) -> None:
         status = response.status_code

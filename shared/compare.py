@@ -22,14 +22,12 @@ import sqlglot
 from sqlglot.errors import SqlglotError
 from sqlglot.tokens import TokenType
 
+from shared.column_order import Values, column_order_exists, pairs_up
 from shared.database import QueryResult
 
 _RELATIVE = 1e-6
 _ABSOLUTE = 1e-12  # what is left of 0.1 + 0.2 - 0.3
-_MAX_CELLS = 20_000_000  # cells looked at in search of a column order
 _MAX_PAIRING = 300  # rows paired by search when sorting did not pair them
-
-Values = Sequence[Any]  # one column
 
 
 def gold_is_ordered(sql: str) -> bool:
@@ -58,47 +56,13 @@ def execution_match(gold: QueryResult, prediction: QueryResult, *, ordered: bool
         return True
     gold_columns, columns = list(zip(*gold.rows, strict=True)), list(zip(*prediction.rows, strict=True))
     if ordered:
-        return _pairs_up([[j for j, other in enumerate(columns) if _same_list(own, other)] for own in gold_columns])
-    return _ColumnOrder(gold_columns, columns).exists()
-
-
-class _ColumnOrder:
-    """Search for an order of the prediction's columns that makes both multisets of rows equal.
-
-    Only columns with the same multiset of values can stand for each other, so there is seldom a choice.
-    """
-
-    def __init__(self, gold: Sequence[Values], prediction: Sequence[Values]) -> None:
-        self._gold, self._prediction = gold, prediction
-        self._cells_left = _MAX_CELLS
-        sorted_prediction = [_sorted_values(column) for column in prediction]
-        self._fits = [
-            sorted((j for j, other in enumerate(sorted_prediction) if _same_values(own, other)), key=lambda j: j != i)
-            for i, own in enumerate(map(_sorted_values, gold))
-        ]
-
-    def exists(self) -> bool:
-        return all(self._fits) and self._extend([])
-
-    def _extend(self, chosen: list[int]) -> bool:
-        i = len(chosen)
-        if i == len(self._gold):
-            return True
-        tried: list[Values] = []
-        for j in self._fits[i]:
-            column = self._prediction[j]
-            if j not in chosen and column not in tried:
-                tried.append(column)
-                if self._fits_so_far([*chosen, j]) and self._extend([*chosen, j]):
-                    return True
-        return False
-
-    def _fits_so_far(self, chosen: list[int]) -> bool:
-        count = len(chosen)
-        if count < len(self._gold) and len(self._fits[count - 1]) == 1:
-            return True  # no choice here: the whole rows are compared later
-        self._cells_left -= count * len(self._gold[0])
-        return self._cells_left > 0 and _same_rows(self._gold[:count], [self._prediction[j] for j in chosen])
+        return pairs_up([[j for j, other in enumerate(columns) if _same_list(own, other)] for own in gold_columns])
+    sorted_columns = [_sorted_values(column) for column in columns]
+    fits = [
+        [j for j, other in enumerate(sorted_columns) if _same_values(own, other)]
+        for own in map(_sorted_values, gold_columns)
+    ]
+    return column_order_exists(gold_columns, columns, fits, _same_rows)
 
 
 def _close(x: Any, y: Any) -> bool:
@@ -153,25 +117,9 @@ def _same_vectors(gold: list[tuple[float, ...]], prediction: list[tuple[float, .
         return True
     if len(own) > _MAX_PAIRING:
         return False
-    return _pairs_up([[j for j, y in enumerate(other) if all(map(_close, x, y))] for x in own])
+    return pairs_up([[j for j, y in enumerate(other) if all(map(_close, x, y))] for x in own])
 
 
 def _rounded(vector: tuple[float, ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Sort key in which noise in one number doesn't outweigh the next one."""
     return tuple(float(f"{x:.9g}") for x in vector), vector
-
-
-def _pairs_up(fits: Sequence[Sequence[int]]) -> bool:
-    """True when every item can get a partner of its own among `fits[item]` (bipartite matching by augmenting paths)."""
-    partner_of: dict[int, int] = {}
-
-    def place(item: int, seen: set[int]) -> bool:
-        for other in fits[item]:
-            if other not in seen:
-                seen.add(other)
-                if other not in partner_of or place(partner_of[other], seen):
-                    partner_of[other] = item
-                    return True
-        return False
-
-    return all(place(item, set()) for item in range(len(fits)))

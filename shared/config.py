@@ -168,12 +168,12 @@ _POSITIVE = (
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
     "grpo.trajectory_response_length grpo.nodes grpo.gpus_per_node grpo.call_timeout_seconds grpo.episode_timeout_seconds "
     "grpo.step_timeout_seconds vllm.tensor_parallel grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
-    "safety.length_factor"
+    "safety.length_factor teacher.tries teacher.concurrency"
 ).split()
 _NOT_NEGATIVE = (
     "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
     "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature "
-    "gate.questions gate.min_turns safety.patience safety.window"
+    "gate.questions gate.min_turns safety.patience safety.window teacher.temperature"
 ).split()
 _SHARES = (
     "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share "

@@ -1,40 +1,42 @@
 """Evaluation: play the test questions with one model and write down what became of them.
 
-    evaluations/<who>/{vllm.log,episodes.jsonl,rewards.jsonl,summary.json,manifest.json}
+    evaluations/<who>/{questions.jsonl,vllm.log,episodes.jsonl,rewards.jsonl,summary.json,manifest.json}
 
 Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation goes on where it stopped. Episodes
 lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
 Greedy decoding in a batch is not bit-for-bit repeatable: the batch a request lands in changes the rounding.
 
-`python -m shared.evaluate --model FOLDER` evaluates any model folder, `--endpoint URL --tokenizer FOLDER` any endpoint;
+`python -m shared.evaluate --model FOLDER` evaluates any model folder or LoRA adapter, `--endpoint URL --tokenizer FOLDER`
+any endpoint (its key in FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions than the test split;
 `--verdicts CASES --databases FOLDER` compares the official judges of shared/judges/ with recorded verdicts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
+import os
 import re
+import shutil
+import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-from shared.agent import run_episode
-from shared.chat import ChatClient
+from shared.chat import API_KEY, ChatClient
 from shared.cli import check_name, common_parser, resolve, run_main
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
 from shared.judges.verdicts import compare_verdicts
 from shared.metrics import Summary, percent, summarise
-from shared.model_folder import check_model_folder
+from shared.model_folder import check_model_folder, is_adapter
+from shared.player import Player
 from shared.prompts import SYSTEM_PROMPT, TOOLS
-from shared.records import Episode, Question, StopReason, episode_from_json, read_questions, to_json, write_jsonl
+from shared.records import Episode, Question, StopReason, read_questions, write_jsonl
 from shared.reward import judge_all
 from shared.runs import (
     RunDirectory,
@@ -47,23 +49,38 @@ from shared.runs import (
     write_json,
 )
 from shared.samples import in_samples
-from shared.services import locked
+from shared.services import OwnedProcess, locked
 from shared.serving import vllm_server
 from shared.settings import Config
 from shared.tokens import Tokenizer
-from shared.tools import Toolbox
 
+QUESTION_FILE = "questions.jsonl"  # in an evaluation's folder: what was asked
 _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
 
 
-def evaluate_model(model: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:
-    """Evaluate a model folder on the run's test questions, unless that is done; returns the summary as plain values."""
-    check_model_folder(model, "the evaluated model")
+@dataclass(frozen=True)
+class Endpoint:
+    """An OpenAI-compatible endpoint: `url` ends in /v1, `tokenizer` is a folder with the model's tokenizer.json."""
 
-    def play(questions: Sequence[Question], folder: Path) -> Summary:
-        return play_model(model, questions, config, folder)
+    url: str
+    tokenizer: Path
+    served_name: str = "auto"  # the model to ask for
 
-    return _recorded(play, config, run, who, model=model)
+
+def evaluate_model(
+    model: Path, config: Config, run: RunDirectory, who: str, questions: Sequence[Question] | None = None
+) -> dict[str, Any]:
+    """Evaluate a model folder or a LoRA adapter, unless that is done; returns the summary as plain values.
+
+    `questions` are by default the run's test questions.
+    """
+    if not is_adapter(model):
+        check_model_folder(model, "the evaluated model")
+
+    def play(asked: Sequence[Question], folder: Path) -> Summary:
+        return play_model(_whole_model(model, folder), asked, config, folder)
+
+    return _recorded(play, questions or chosen_questions(config, run), config, run, who, model=model)
 
 
 def play_model(model: Path, questions: Sequence[Question], config: Config, folder: Path) -> Summary:
@@ -73,29 +90,51 @@ def play_model(model: Path, questions: Sequence[Question], config: Config, folde
         return _played(questions, base_url, tokenizer, config, folder)
 
 
-def evaluate_endpoint(url: str, tokenizer: Path, config: Config, run: RunDirectory, who: str) -> dict[str, Any]:
+def evaluate_endpoint(
+    endpoint: Endpoint, config: Config, run: RunDirectory, who: str, questions: Sequence[Question]
+) -> dict[str, Any]:
     """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
 
-    def play(questions: Sequence[Question], folder: Path) -> Summary:
-        return _played(questions, url, Tokenizer.from_folder(tokenizer), config, folder)
+    def play(asked: Sequence[Question], folder: Path) -> Summary:
+        tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
+        return _played(asked, endpoint.url, tokenizer, config, folder, endpoint.served_name)
 
-    return _recorded(play, config, run, who, model=url, tokenizer=tokenizer)
+    subject = {"model": endpoint.url, "tokenizer": endpoint.tokenizer, "served_name": endpoint.served_name}
+    return _recorded(play, questions, config, run, who, **subject)
+
+
+def _whole_model(model: Path, folder: Path) -> Path:
+    """The model itself, or an adapter merged into its base, which stays in `folder` until the evaluation is done."""
+    if not is_adapter(model):
+        return model
+    merged = folder / "merged"
+    if not merged.exists():
+        command = [sys.executable, "-m", "stage1_sft", "merge", str(model), "--out", str(merged)]
+        with OwnedProcess(command, name="merge") as process:
+            if process.wait() != 0:
+                raise UserError(f"Adapter {model} could not be merged into its base model; the reason stands above.")
+    return merged
 
 
 def _played(
-    questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path
+    questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path, name: str = "auto"
 ) -> Summary:
     def once(place: Path) -> Awaitable[Summary]:
-        return evaluate(questions, base_url, tokenizer, config, place)
+        return evaluate(questions, base_url, tokenizer, config, place, served_name=name)
 
     return asyncio.run(in_samples(once, questions, config, folder))
 
 
 def _recorded(
-    play: Callable[[Sequence[Question], Path], Summary], config: Config, run: RunDirectory, who: str, **subject: Any
+    play: Callable[[Sequence[Question], Path], Summary],
+    questions: Sequence[Question],
+    config: Config,
+    run: RunDirectory,
+    who: str,
+    **subject: Any,
 ) -> dict[str, Any]:
-    """Play the test questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
-    folder, questions = run.evaluation(who), chosen_questions(config, run)
+    """Play the questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
+    folder = run.evaluation(who)
     mark = fingerprint(
         questions=[dataclasses.asdict(question) for question in questions],
         data=(read_manifest(run.data) or {}).get("fingerprint"),
@@ -106,7 +145,9 @@ def _recorded(
     else:
         begin_stage(folder, mark)
         started = time.monotonic()
+        write_jsonl(folder / QUESTION_FILE, questions)
         summary = play(questions, folder)
+        shutil.rmtree(folder / "merged", ignore_errors=True)
         finish_stage(
             folder, mark, seconds=time.monotonic() - started, outputs={"summary": str(folder / "summary.json")},
             model=str(subject["model"]), questions=summary.n,
@@ -131,15 +172,17 @@ async def evaluate(
     tokenizer: Tokenizer,
     config: Config,
     folder: Path,
+    *,
+    served_name: str = "auto",
 ) -> Summary:
     """Play and judge all `questions` against an endpoint; continues what `folder` already holds.
 
-    Raises UserError when more than a tenth of the episodes are lost to the infrastructure.
+    `served_name` is the model to ask the endpoint for, auto for the only one. Raises UserError when more than a tenth of the episodes are lost to the infrastructure.
     """
     started = time.monotonic()
     databases = _databases(questions, config)
-    async with ChatClient(base_url) as chat:
-        player = _Player(chat, tokenizer, config, databases, folder / "episodes.jsonl")
+    async with ChatClient(base_url, api_key=os.environ.get(API_KEY, ""), model=served_name) as chat:
+        player = Player(chat, tokenizer, config, databases, folder / "episodes.jsonl")
         await player.play(questions)
         await player.play(questions)  # those lost to the infrastructure once more
     episodes = [player.episodes[question.id] for question in questions]
@@ -157,13 +200,19 @@ async def evaluate(
     return summary
 
 
-def chosen_questions(config: Config, run: RunDirectory) -> list[Question]:
-    """The test questions that every model of a run is asked: the first `evaluate.questions` of the split.
+def chosen_questions(config: Config, run: RunDirectory, file: Path | None = None) -> list[Question]:
+    """The questions that every model of a run is asked: the first `evaluate.questions` of `file`, by default the test split.
 
-    The data stage orders a split so that each beginning of it is balanced.
+    The data stage orders a split so that each beginning of it is balanced. Raises UserError when there is none.
     """
-    file = question_file(run, "test")
-    questions = list(read_questions(file))[: config.evaluate.questions]
+    file = file or question_file(run, "test")
+    try:
+        questions = list(read_questions(file))[: config.evaluate.questions]
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{file} holds no questions as this pipeline writes them ({error}); bring them in with `python -m data import` "
+            f"and give the {QUESTION_FILE} that it writes."
+        ) from error
     if not questions:
         raise UserError(f"{file} holds no question; raise data.test_share or bring more questions.")
     return questions
@@ -177,18 +226,6 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UserError(f"There is no finished evaluation in {folder}; run that stage first.") from None
 
 
-def read_episodes(file: Path) -> dict[str, Episode]:
-    """Episodes by question id. A half line, left by a killed process, and infrastructure endings do not count."""
-    episodes = {}
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                episode = episode_from_json(line)
-                if episode.stop is not StopReason.INFRASTRUCTURE:
-                    episodes[episode.question_id] = episode
-    return episodes
-
-
 def summary_line(who: str, summary: dict[str, Any]) -> str:
     """The result of one evaluation in a line."""
     low, high = summary["interval"]
@@ -197,57 +234,6 @@ def summary_line(who: str, summary: dict[str, Any]) -> str:
         f"{who}: execution accuracy {summary['execution_accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%}), "
         f"tool-call rate {percent(summary['tool_call_rate'])}, {summary['n']} questions{lost}"
     )
-
-
-class _Player:
-    """Plays questions with bounded concurrency and keeps the episodes, in memory and line by line on disk."""
-
-    def __init__(
-        self, chat: ChatClient, tokenizer: Tokenizer, config: Config, databases: dict[str, Database], file: Path
-    ) -> None:
-        self.episodes = read_episodes(file)
-        self._chat = chat
-        self._tokenizer = tokenizer
-        self._config = config
-        self._databases = databases
-        self._file = file
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(file, self.episodes.values())  # ends half lines, drops lost episodes
-
-    async def play(self, questions: Sequence[Question]) -> None:
-        """Play what has no episode yet or lost it to the infrastructure."""
-        waiting = [question for question in questions if self._is_missing(question)]
-        slots = asyncio.Semaphore(self._config.evaluate.concurrency)
-        tasks = [asyncio.create_task(self._play_one(question, slots)) for question in waiting]
-        try:
-            with self._file.open("a", encoding="utf-8") as stream:
-                for ending in tqdm(
-                    asyncio.as_completed(tasks), "episodes", len(tasks), unit=" episodes", disable=not tasks
-                ):
-                    episode = await ending
-                    self.episodes[episode.question_id] = episode
-                    stream.write(to_json(episode) + "\n")
-                    stream.flush()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _is_missing(self, question: Question) -> bool:
-        episode = self.episodes.get(question.id)
-        return episode is None or episode.stop is StopReason.INFRASTRUCTURE
-
-    async def _play_one(self, question: Question, slots: asyncio.Semaphore) -> Episode:
-        config = self._config
-        async with slots:
-            return await run_episode(
-                question,
-                toolbox=Toolbox(self._databases[question.database], self._tokenizer, config.agent.observation_tokens),
-                chat=self._chat,
-                tokenizer=self._tokenizer,
-                limits=config.agent,
-                temperature=config.evaluate.temperature,
-            )
 
 
 def _databases(questions: Sequence[Question], config: Config) -> dict[str, Database]:
@@ -267,7 +253,9 @@ def main() -> None:
     """`python -m shared.evaluate`: evaluate one model folder or one endpoint on a run's test questions."""
     parser = common_parser("python -m shared.evaluate", "Play a run's test questions with one model and score them.")
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--model", type=Path, help="Hugging Face model folder; served with vLLM meanwhile")
+    what.add_argument(
+        "--model", type=Path, help="Hugging Face model folder or LoRA adapter; served with vLLM meanwhile"
+    )
     what.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1")
     what.add_argument(
         "--verdicts", type=Path, metavar="CASES", help="compare our judges with recorded verdicts (JSONL)"
@@ -275,6 +263,14 @@ def main() -> None:
     parser.add_argument("--databases", type=Path, help="with --verdicts: folder of <db_id>/<db_id>.sqlite")
     parser.add_argument("--testsuite", type=Path, help="with --verdicts: folder of <db_id>/*.sqlite or <db_id>.tar.gz")
     parser.add_argument("--tokenizer", type=Path, help="with --endpoint: folder with the model's tokenizer.json")
+    parser.add_argument(
+        "--served-name", default="auto", help="with --endpoint: the model to ask for (default: the only one)"
+    )
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--split", choices=("test", "val", "train"), default="test", help="of the run (default: test)")
+    asked.add_argument(
+        "--questions", type=Path, metavar="FILE", help="questions.jsonl that `data import` wrote, instead"
+    )
     parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
     args = parser.parse_args()
     if args.verdicts:
@@ -291,14 +287,16 @@ def main() -> None:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     who = args.name or (args.model.resolve().name if args.model else "endpoint")
     check_name("--name", who)
+    file = args.questions or question_file(run, args.split)
+    questions = chosen_questions(config, run, file)
     if args.dry_run:
-        print(f"{len(chosen_questions(config, run))} questions of {run.data / 'test.jsonl'} -> {run.evaluation(who)}")
+        print(f"{len(questions)} questions of {file} -> {run.evaluation(who)}")
         return
     with locked(run.path):
         if args.model:
-            evaluate_model(args.model, config, run, who)
+            evaluate_model(args.model, config, run, who, questions)
         else:
-            evaluate_endpoint(args.endpoint, args.tokenizer, config, run, who)
+            evaluate_endpoint(Endpoint(args.endpoint, args.tokenizer, args.served_name), config, run, who, questions)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,9 @@ the run, eat the machine's memory, or leave something behind that the next query
     leftovers          temporary tables cannot be made, several statements are refused, a connection that failed on
                        memory is dropped, temporary data stays in memory
 
-Not defended: bugs in SQLite's C code that would let SQL run machine code (there is no system-call filter), a file that
-the user opens but does not trust, and what a result may reveal of the database itself.
+Not defended: bugs in SQLite's C code that would let SQL run machine code, a file that the user opens but does not trust, and
+what a result may reveal of the database itself. Against the first a system-call filter would help; there is none, because
+Python's standard library cannot set one and the bindings of libseccomp on PyPI are no longer kept. A container does.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Literal
 class DataConfig:
     spider_dir: str | None
     bad_rows: Literal["fail", "skip"]
+    avoid: str | None
     questions_per_database: int
     copies: int
     unseen_databases: int
@@ -52,6 +53,15 @@ class SftConfig:
     dtype: Literal["bfloat16", "float32"]
     eval_steps: int
     keep_checkpoints: int
+
+
+@dataclass(frozen=True)
+class TeacherConfig:
+    endpoint: str | None
+    model: str
+    tries: int
+    temperature: float
+    concurrency: int
 
 
 @dataclass(frozen=True)
@@ -161,6 +171,7 @@ class Config:
     sandbox: SandboxConfig
     agent: AgentConfig
     sft: SftConfig
+    teacher: TeacherConfig
     grpo: GrpoConfig
     gate: GateConfig
     safety: SafetyConfig

@@ -1,4 +1,4 @@
-"""`python -m stage1_sft`: stage 1 of a run, or `merge` of any LoRA adapter into a whole model."""
+"""`python -m stage1_sft`: stage 1 of a run, `merge` of any LoRA adapter into a whole model, or `export` of traces."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from shared.runs import MODEL_CACHE
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.
-`python -m stage1_sft merge ADAPTER --out FOLDER` merges an adapter into its base model."""
+`python -m stage1_sft merge ADAPTER --out FOLDER` merges an adapter into its base model, `python -m stage1_sft export TRACES
+--to NAME --out FILE` writes traces as TRL, Axolotl or LLaMA-Factory read them."""
 
 
 def main() -> None:
-    """Choose between the stage and `merge`."""
-    if sys.argv[1:2] == ["merge"]:
-        _merge(sys.argv[2:])
+    """Choose between the stage, `merge` and `export`."""
+    commands = {"merge": _merge, "export": _export}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        commands[sys.argv[1]](sys.argv[2:])
         return
     parser = common_parser("python -m stage1_sft", _DESCRIPTION)
     parser.add_argument("--traces-only", action="store_true", help="stop after writing the traces")
@@ -50,6 +52,31 @@ def _merge(arguments: list[str]) -> None:
         raise UserError(f"{args.adapter} does not name its base model; give it with --base.")
     figures = merge(resolve_model(base, args.out.parent / MODEL_CACHE), args.adapter, args.out)
     print(f"merged and verified: {figures}\nSFT_MODEL_PATH={args.out.resolve()}")
+
+
+def _export(arguments: list[str]) -> None:
+    from shared.records import JsonlTail, write_jsonl
+    from stage1_sft.formats import FORMATS, export
+
+    parser = argparse.ArgumentParser(
+        prog="python -m stage1_sft export",
+        description="Write traces as other trainers read them; see stage1_sft/formats.py.",
+    )
+    parser.add_argument("traces", type=Path, help="traces.jsonl of a run")
+    parser.add_argument("--to", choices=FORMATS, required=True, help="the trainer")
+    parser.add_argument("--out", type=Path, required=True, help="JSONL file to write; must not exist")
+    args = parser.parse_args(arguments)
+    traces = JsonlTail(args.traces).new_rows()
+    if not traces:
+        raise UserError(f"{args.traces} holds no trace; make some with `python -m stage1_sft --traces-only`.")
+    if args.out.exists():
+        raise UserError(f"--out {args.out} already exists; name a new file.")
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    written = write_jsonl(args.out, export(traces, args.to))
+    others = (
+        f"; {len(traces) - written} hold a turn that {args.to} cannot leave untrained" if written < len(traces) else ""
+    )
+    print(f"{written} traces written to {args.out}{others}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from shared.config import to_dict
 from shared.errors import UserError
 from shared.model_folder import check_model_folder, local_path, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
-from shared.records import Message, read_questions, write_jsonl
+from shared.records import Message, Question, read_questions, write_jsonl
 from shared.runs import (
     MODEL_CACHE,
     RunDirectory,
@@ -31,10 +31,12 @@ from shared.runs import (
 )
 from shared.settings import Config
 from shared.tokens import Tokenizer
+from stage1_sft import teacher
 from stage1_sft.base_model import planned_folder, resolve
-from stage1_sft.synthesize import Trace, synthesize
+from stage1_sft.synthesize import drawn, synthesize
+from stage1_sft.traces import Trace
 
-VERSION = 1  # raise when the same settings and data give another model
+VERSION = 2  # raise when the same settings and data give another model
 _VAL_SHARE = 0.03  # validation traces for each training trace; every evaluation pays for them
 _MIN_VAL = 12
 _PROBED = 3  # validation conversations on which the merge is verified
@@ -61,24 +63,31 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
     for split, limit in limits.items():
         file = _trace_files(run)[split]
         if not file.exists():
-            rows, dropped = synthesize(
-                read_questions(run.data / f"{split}.jsonl"),
-                limit=limit,
-                config=config,
-                tokenizer=tokenizer,
-                label=split,
-            )
-            if not rows:
+            questions = drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
+            taught = _taught(questions[:limit], config, tokenizer, run)
+            rest = [question for question in questions if question.id not in taught]
+            rows, dropped = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
+            if not rows and not taught:
                 raise UserError(
                     f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dict(dropped)}); check their "
                     "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
                 )
             write_json(file.with_suffix(".dropped.json"), dropped)
-            write_jsonl(file, rows)
+            write_jsonl(file, [*taught.values(), *rows])
         traces[split] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
         dropped = json.loads(file.with_suffix(".dropped.json").read_text(encoding="utf-8"))
-        counts[split] = {"traces": len(traces[split]), "dropped": dropped}
+        from_teacher = sum("teacher" in trace["provenance"] for trace in traces[split])
+        counts[split] = {"traces": len(traces[split]), "from_teacher": from_teacher, "dropped": dropped}
     return traces["train"], traces["val"], counts
+
+
+def _taught(questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory) -> dict[str, Trace]:
+    """The traces that a teacher gives, by question id; none without a teacher."""
+    if config.teacher.endpoint is None:
+        return {}
+    traces, bill = teacher.teach(questions, config, tokenizer, run)
+    print(teacher.bill_line(bill), flush=True)
+    return traces
 
 
 def only_traces(config: Config, run: RunDirectory) -> None:
@@ -173,6 +182,7 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
         sft=to_dict(config.sft),
         agent=to_dict(config.agent),
         sandbox=to_dict(config.sandbox),
+        teacher=to_dict(config.teacher) if config.teacher.endpoint else None,
         seed=config.seed,
         model=_identity(config.model),
         prompt=[SYSTEM_PROMPT, TOOLS, tool_template()],

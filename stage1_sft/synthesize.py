@@ -4,53 +4,44 @@ Every observation is what the real tool answered on the real database. A trace i
 again on a freshly opened database gives the same observations and its last query gives the gold's result; what is
 dropped is counted by reason. The same question and seed give the same trace, whatever stands before it.
 
-A trace: search the schema, look at the columns of each needed table, run the query, answer. Some traces begin with a
-search that misses or contain a wrong query with its real outcome; those assistant messages are not trained, what
-follows them is.
+A trace: search the schema, look at the columns of each needed table, run the query, answer. Where the question's words do
+not lead to a table or the limits cut a column off, another search by its name follows. Some traces begin with a search that
+misses or contain a wrong query with its real outcome; those assistant messages are not trained, what follows them is.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tqdm import tqdm
 
-from shared.compare import execution_match, gold_is_ordered
 from shared.database import Database, SqlError
-from shared.prompts import TOOLS, opening_messages
+from shared.prompts import opening_messages
 from shared.records import Message, Question, ToolCall
 from shared.settings import Config
 from shared.tokens import Tokenizer
-from shared.tool_calls import parse_hermes, render_turn
 from shared.tools import Observation, Toolbox
 from stage1_sft import wording
 from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
+from stage1_sft.traces import Dropped, Trace, answers_gold, encode_call, make_trace, verify
 
+SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
-Trace = dict[str, Any]
-"""One JSONL row: id, db_id, messages, tools (JSON text), trained (one bool per message), gold_sql, provenance."""
-
-
-class Dropped(Exception):
-    """The question gives no usable trace; `str(error)` is the reason as it is counted."""
 
 
 def synthesize(
     questions: Iterable[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
 ) -> tuple[list[Trace], Counter[str]]:
     """Up to `limit` verified traces, questions drawn in a seeded order, and how many were dropped for which reason."""
-    drawn = sorted(questions, key=lambda question: question.id)
-    random.Random(f"{config.seed}").shuffle(drawn)
+    order = drawn(questions, config.seed)
     traces: list[Trace] = []
     dropped: Counter[str] = Counter()
-    with tqdm(total=min(limit, len(drawn)), desc=f"{label} traces", unit="trace") as bar:
-        for question in drawn:
+    with tqdm(total=min(limit, len(order)), desc=f"{label} traces", unit="trace") as bar:
+        for question in order:
             if len(traces) == limit:
                 break
             try:
@@ -62,6 +53,13 @@ def synthesize(
             traces.append(trace)
             bar.update()
     return traces, dropped
+
+
+def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
+    """The questions in a seeded order that does not depend on theirs."""
+    order = sorted(questions, key=lambda question: question.id)
+    random.Random(f"{seed}").shuffle(order)
+    return order
 
 
 def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
@@ -82,48 +80,20 @@ def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
     talk = _Conversation(toolbox, plan.rng, opening_messages(question.question))
     _find_tables(talk, question, wanted, plan)
     _look_at_columns(talk, wanted, plan)
-    mistake = _make_mistake(talk, sql, wanted, plan.rng) if plan.mistake else None
+    room = plan.turns - talk.turns - 2  # for a mistake before the query and the answer
+    mistake = _make_mistake(talk, sql, wanted, plan.rng) if plan.mistake and room > 0 else None
     talk.act([ToolCall("execute_sql", {"sql": sql})])
     talk.say(wording.answer(gold))
-    _check_limits(talk, config, tokenizer)
-    return {
-        "id": question.id,
-        "db_id": question.db_id,
-        "messages": talk.messages,
-        "tools": json.dumps(TOOLS, ensure_ascii=False),
-        "trained": talk.trained,
-        "gold_sql": question.gold_sql,
-        "provenance": {
-            "difficulty": question.difficulty,
-            "form": question.form,
-            "tables": list(wanted.tables),
-            "columns": list(wanted.columns),
-            "search_miss": plan.missed,
-            "parallel_columns": plan.parallel and len(wanted.tables) > 1,
-            "mistake": mistake.kind if mistake else None,
-        },
+    provenance = {
+        "difficulty": question.difficulty,
+        "form": question.form,
+        "tables": list(wanted.tables),
+        "columns": list(wanted.columns),
+        "search_miss": plan.missed,
+        "parallel_columns": plan.parallel and len(wanted.tables) > 1,
+        "mistake": mistake.kind if mistake else None,
     }
-
-
-def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenizer) -> None:
-    """Run the trace again from its text alone; raises Dropped where it does not reproduce or misses the gold."""
-    database = Database(question.database, config.sandbox)
-    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
-    messages, submitted = iter(trace["messages"]), None
-    for message in messages:
-        if message["role"] != "assistant":
-            continue
-        calls = tuple(_decode(call) for call in message.get("tool_calls", ()))
-        if parse_hermes(render_turn(message["content"], calls)).calls != calls:
-            raise Dropped("turn reads back differently")
-        for call in calls:
-            observation = toolbox.run(call)
-            if next(messages)["content"] != observation.text:
-                raise Dropped("observation does not reproduce")
-            if call.name == "execute_sql" and observation.ok:
-                submitted = call.arguments["sql"]
-    if submitted is None or not _answers_gold(database, question.gold_sql, submitted):
-        raise Dropped("last query misses the gold")
+    return make_trace(question, talk.messages, talk.trained, provenance)
 
 
 @dataclass
@@ -134,6 +104,8 @@ class _Plan:
     miss: bool
     parallel: bool
     mistake: bool
+    shuffled: bool
+    turns: int  # agent.max_turns
     missed: bool = False  # the miss really happened
 
     @classmethod
@@ -143,10 +115,12 @@ class _Plan:
         mistake = rng.random() < sft.wrong_turn_share
         miss = rng.random() < sft.search_miss_share
         parallel = rng.random() < sft.parallel_share
+        shuffled = rng.random() < SHUFFLED_SHARE
         room = config.agent.max_turns - 3  # a search, a query, an answer
         parallel = parallel or len(wanted.tables) > room
-        room -= 1 if parallel else len(wanted.tables)
-        return cls(rng, miss=miss and room > mistake, parallel=parallel, mistake=mistake and room > 0)
+        mistake = mistake and room > (1 if parallel else len(wanted.tables))
+        miss = miss and room > len(wanted.tables) + mistake  # the tables may show themselves only one by one
+        return cls(rng, miss=miss, parallel=parallel, mistake=mistake, shuffled=shuffled, turns=config.agent.max_turns)
 
 
 @dataclass
@@ -158,20 +132,26 @@ class _Conversation:
     messages: list[Message]
     trained: list[bool] = field(default_factory=list)
     read: str = ""  # everything the tools have shown
+    columns: set[str] = field(default_factory=set)  # "table.column" of all that they have named
 
     def __post_init__(self) -> None:
         self.trained = [False] * len(self.messages)
 
+    @property
+    def turns(self) -> int:
+        """Assistant turns so far."""
+        return sum(message["role"] == "assistant" for message in self.messages)
+
     def act(self, calls: Sequence[ToolCall], *, trained: bool = True) -> list[Observation]:
         """One assistant turn with these calls, and their observations."""
-        content = wording.thought(calls[0].name) if self.rng.random() < THOUGHT_SHARE else ""
-        turn = sum(message["role"] == "assistant" for message in self.messages) + 1
-        encoded = [_encode(call, f"call_{turn}_{i}") for i, call in enumerate(calls)]
+        content = wording.thought(calls[0].name, self.rng) if self.rng.random() < THOUGHT_SHARE else ""
+        encoded = [encode_call(call, f"call_{self.turns + 1}_{i}") for i, call in enumerate(calls)]
         self._add({"role": "assistant", "content": content, "tool_calls": encoded}, trained)
         observations = [self.toolbox.run(call) for call in calls]
         for sent, observation in zip(encoded, observations, strict=True):
             self._add({"role": "tool", "tool_call_id": sent["id"], "content": observation.text}, False)
             self.read += observation.text + "\n"
+            self.columns |= set(_found_by_search(observation.text))
         return observations
 
     def say(self, text: str) -> None:
@@ -184,32 +164,60 @@ class _Conversation:
 
 
 def _find_tables(talk: _Conversation, question: Question, wanted: Needed, plan: _Plan) -> None:
-    """Search until every needed table has been shown, or points to one that was (its columns will name it)."""
+    """Search by the words of the question; where they name no needed table, once more by the name of one."""
     if plan.miss:
-        poor = ToolCall("search_schema", {"query": wording.poor_query(question.question, plan.rng)})
-        if not _tables_shown(talk.toolbox.run(poor).text) & set(wanted.tables):
+        poor = _search(wording.poor_query(question.question, plan.rng))
+        if not {column.split(".")[0] for column in _found_by_search(talk.toolbox.run(poor).text)} & {*wanted.tables}:
             talk.act([poor], trained=False)
             plan.missed = True
-    query = ToolCall("search_schema", {"query": wording.search_query(question.question)})
-    if not _tables_shown(talk.act([query])[0].text) & set(wanted.tables):
-        raise Dropped("search finds no needed table")
-
-
-def _tables_shown(search_result: str) -> set[str]:
-    """Tables that have a line of their own in a search result."""
-    return {line.split(" (")[0].strip('"') for line in search_result.splitlines() if "): matches " in line}
+    query = _search(wording.search_query(question.question))
+    found = any(_names(talk.toolbox.run(query).text, table) for table in wanted.tables)
+    talk.act([query], trained=found)
+    if not found:
+        _search_by_name(talk, wanted.tables[0])
 
 
 def _look_at_columns(talk: _Conversation, wanted: Needed, plan: _Plan) -> None:
-    calls = [ToolCall("get_columns", {"table": table}) for table in wanted.tables]
-    shown: set[str] = set()
-    for turn in [calls] if plan.parallel else [[call] for call in calls]:
-        if not all(re.search(rf"(?<!\w){re.escape(call.arguments['table'])}(?!\w)", talk.read) for call in turn):
-            raise Dropped("no tool names a needed table")
-        for call, observation in zip(turn, talk.act(turn), strict=True):
-            shown |= {f"{call.arguments['table']}.{column}" for column in _columns_shown(observation.text)}
-    if not set(wanted.columns) <= shown:
+    """Look at every needed table that a tool has named; search for the others, and for columns that were cut off."""
+    waiting = list(wanted.tables)
+    if plan.shuffled:
+        plan.rng.shuffle(waiting)
+    while waiting:
+        known = [table for table in waiting if _names(talk.read, table)]
+        if not known:
+            _search_by_name(talk, waiting[0])
+            continue
+        scarce = len(waiting) > plan.turns - talk.turns - 2  # the query and the answer need theirs
+        turn = known if plan.parallel or scarce else known[:1]
+        calls = [ToolCall("get_columns", {"table": table}) for table in turn]
+        for table, observation in zip(turn, talk.act(calls), strict=True):
+            talk.columns |= {f"{table}.{column}" for column in _columns_shown(observation.text)}
+        waiting = [table for table in waiting if table not in turn]
+    missing = [column for column in wanted.columns if column not in talk.columns]
+    if missing:
+        talk.act([_search(wording.by_name(*missing))])
+    if not set(missing) <= talk.columns:
         raise Dropped("a needed column is not shown")
+
+
+def _search_by_name(talk: _Conversation, table: str) -> None:
+    talk.act([_search(wording.by_name(table))])
+    if not _names(talk.read, table):
+        raise Dropped("no tool names a needed table")
+
+
+def _search(query: str) -> ToolCall:
+    return ToolCall("search_schema", {"query": query})
+
+
+def _names(text: str, table: str) -> bool:
+    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", text) is not None
+
+
+def _found_by_search(search_result: str) -> Iterator[str]:
+    """Columns, as "table.column", in the lines of a search result."""
+    for table, columns in re.findall(r"^(.+?) \((.*)\): matches ", search_result, re.MULTILINE):
+        yield from (f"{table.strip('"')}.{column.strip('"')}" for column in columns.split(", "))
 
 
 def _columns_shown(columns_result: str) -> Iterator[str]:
@@ -223,7 +231,7 @@ def _make_mistake(talk: _Conversation, sql: str, wanted: Needed, rng: random.Ran
     """Add a wrong query with its real outcome, if one of the candidates really goes wrong."""
     database = talk.toolbox.database
     for mistake in mistakes(sql, wanted, database.schema, rng):
-        if not _answers_gold(database, sql, mistake.sql):
+        if not answers_gold(database, sql, mistake.sql):
             talk.act([ToolCall("execute_sql", {"sql": mistake.sql})], trained=False)
             return mistake
     return None
@@ -237,33 +245,3 @@ def _clean(gold_sql: str, database: Database) -> str:
         if sql == before:
             break
     return sql
-
-
-def _answers_gold(database: Database, gold_sql: str, sql: str) -> bool:
-    most = database.limits.max_compare_rows
-    try:
-        gold, result = database.execute(gold_sql, most), database.execute(sql, most)
-    except SqlError:
-        return False
-    return execution_match(gold, result, ordered=gold_is_ordered(gold_sql))
-
-
-def _check_limits(talk: _Conversation, config: Config, tokenizer: Tokenizer) -> None:
-    """A turn longer than the agent may write, or more turns than it may take, would teach failing episodes."""
-    turns = [message for message in talk.messages if message["role"] == "assistant"]
-    if len(turns) > config.agent.max_turns:
-        raise Dropped("more turns than agent.max_turns")
-    for message in turns:
-        text = render_turn(message["content"], [_decode(call) for call in message.get("tool_calls", ())])
-        if tokenizer.count(text) + 1 > config.agent.max_turn_tokens:  # and the end-of-turn token
-            raise Dropped("a turn longer than agent.max_turn_tokens")
-
-
-def _encode(call: ToolCall, call_id: str) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-def _decode(call: dict[str, Any]) -> ToolCall:
-    function = call["function"]
-    return ToolCall(function["name"], json.loads(function["arguments"]))

@@ -25,9 +25,14 @@ _ASKING = frozenset(
     "unique up value values was were what when where which who whose why with without year".split()
 )
 _THOUGHTS = {
-    "search_schema": "First find the tables.",
-    "get_columns": "Look at the columns.",
-    "execute_sql": "Now the query.",
+    "search_schema": (
+        "First find the tables.",
+        "Which tables matter?",
+        "Search the schema.",
+        "Find where this is stored.",
+    ),
+    "get_columns": ("Look at the columns.", "Check the columns.", "What does it hold?", "The exact names, please."),
+    "execute_sql": ("Now the query.", "Run the query.", "This should answer it.", "Query the data."),
 }
 
 
@@ -45,6 +50,13 @@ def _stem(word: str) -> str:
     return f"{word[:-3]}y" if word.endswith("ies") else word.rstrip("s")
 
 
+def by_name(*names: str) -> str:
+    """A search for tables or columns by the words of their names: "singer_in_concert" gives "singer concert"."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", " ".join(names))
+    words = dict.fromkeys(word.lower() for word in re.findall(r"[^\W_]+", spaced))
+    return " ".join([word for word in words if word not in _ASKING] or words)
+
+
 def poor_query(question: str, rng: random.Random) -> str:
     """A search that a careless model tries: a value of the question, or a word about databases."""
     quoted = re.findall(r"'([^']+)'|\"([^\"]+)\"", question)
@@ -53,9 +65,9 @@ def poor_query(question: str, rng: random.Random) -> str:
     return rng.choice(values or ["details", "information", "database", "overview"])
 
 
-def thought(tool: str) -> str:
-    """The sentence before a call of `tool`, for the turns that have one."""
-    return _THOUGHTS[tool]
+def thought(tool: str, rng: random.Random) -> str:
+    """A sentence before a call of `tool`, for the turns that have one."""
+    return rng.choice(_THOUGHTS[tool])
 
 
 def answer(result: QueryResult) -> str:

@@ -12,12 +12,13 @@ Where the original fails with an exception the prediction is wrong. It has no wo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.column_order import Values, column_order_exists
 from shared.database import Rows, SqlError
 from shared.errors import UserError
-from shared.judges.columns import equal_up_to_column_order
 from shared.judges.execution import SECONDS, outcome
 from shared.judges.statements import Unreadable, first_statement_without_distinct
 
@@ -64,7 +65,16 @@ def spider_match(gold: Rows, prediction: Rows, *, ordered: bool) -> bool:
     own, other = map(_cells_by_text, (gold, prediction))
     if own != other if ordered else set(own) != set(other):
         return False
-    return equal_up_to_column_order(gold, prediction, ordered=ordered)
+    own_columns, other_columns = (list(zip(*rows, strict=True)) for rows in (gold, prediction))
+    if ordered:
+        return Counter(own_columns) == Counter(other_columns)
+    counts = [Counter(column) for column in other_columns]
+    fits = [[j for j, count in enumerate(counts) if count == Counter(column)] for column in own_columns]
+    return column_order_exists(own_columns, other_columns, fits, _same_rows)
+
+
+def _same_rows(gold: Sequence[Values], prediction: Sequence[Values]) -> bool:
+    return Counter(zip(*gold, strict=True)) == Counter(zip(*prediction, strict=True))
 
 
 def _cells_by_text(rows: Rows) -> list[tuple[object, ...]]:

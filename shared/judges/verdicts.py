@@ -42,9 +42,14 @@ def compare_verdicts(cases: Path, databases: Path, testsuite: Path | None) -> di
     """
     rows = list(read_cases(cases))
     agreements = {judge: Agreement() for judge in _FIELDS}
-    with _suites(testsuite) as variants:
+    with suites(testsuite) as variants:
         for row in tqdm(rows, "judging", unit=" cases", leave=False, disable=None):
-            judges = _judges(row, _base(databases, row["db_id"]), variants(row["db_id"]))
+            suite = variants(row["db_id"])
+            if testsuite and not suite:
+                raise UserError(
+                    f"{testsuite} holds neither {row['db_id']}/*.sqlite nor {row['db_id']}.tar.gz; check --testsuite."
+                )
+            judges = _judges(row, _base(databases, row["db_id"]), suite)
             for name, judge in judges.items():
                 expected = row.get(_FIELDS[name])
                 if expected is not None:
@@ -108,8 +113,8 @@ def _base(databases: Path, db_id: str) -> Path:
 
 
 @contextmanager
-def _suites(folder: Path | None) -> Iterator[Callable[[str], list[Path]]]:
-    """Gives the function from db_id to its variants, the original first; archives are unpacked for as long as needed."""
+def suites(folder: Path | None) -> Iterator[Callable[[str], list[Path]]]:
+    """Gives the function from db_id to its variants, the original first, or none; archives are unpacked meanwhile."""
     with tempfile.TemporaryDirectory(prefix="firstcall-") as unpacked:
 
         def variants(db_id: str) -> list[Path]:
@@ -119,10 +124,7 @@ def _suites(folder: Path | None) -> Iterator[Callable[[str], list[Path]]]:
             place = Path(unpacked) if archive.is_file() else folder
             if archive.is_file() and not (place / db_id).is_dir():
                 _unpack(archive, place)
-            found = sorted((place / db_id).glob("*.sqlite"), key=lambda path: (path.stem != db_id, path.name))
-            if not found:
-                raise UserError(f"{folder} holds neither {db_id}/*.sqlite nor {archive.name}; check --testsuite.")
-            return found
+            return sorted((place / db_id).glob("*.sqlite"), key=lambda path: (path.stem != db_id, path.name))
 
         yield variants
 

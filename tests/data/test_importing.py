@@ -18,6 +18,7 @@ from data.prepare import prepare
 from data.sources import find_source
 from data.spider import load
 from shared.errors import UserError
+from shared.records import read_questions
 from tests.data.conftest import ROOT, settings
 
 REAL = ROOT / ".." / "shared" / "realdata"
@@ -89,8 +90,10 @@ def test_what_was_imported_can_be_prepared(tmp_path: Path) -> None:
         for i in range(60)
     ]
     importing.write(checked(jsonl(tmp_path, *rows)), tmp_path / "out", skip=False)
-    overrides = (f"data.spider_dir={tmp_path / 'out'}", "data.unseen_databases=0")
+    overrides = (f"data.spider_dir={tmp_path / 'out'}", "data.unseen_databases=0", "data.copies=0")
     counts = prepare(settings(*overrides), tmp_path / "prepared")
+    for_evaluation = list(read_questions(tmp_path / "out" / "questions.jsonl"))
+    assert for_evaluation == load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False).questions
     assert sum(counts["questions"].values()) == 60
     assert path.read_bytes() == before
 

@@ -93,6 +93,23 @@ def test_skipped_rows_are_listed_printed_and_counted(
     assert "skipped dev.json, row 61: it has no gold SQL" in capsys.readouterr().out
 
 
+def test_questions_of_an_evaluation_set_are_taken_out_of_training(spider_folder: SpiderWriter, tmp_path: Path) -> None:
+    rows = [GOOD | {"question": f"Above {i}?", "query": f"SELECT name FROM pets WHERE age > {i}"} for i in range(60)]
+    folder = spider_folder(rows)
+    config = settings(f"data.spider_dir={folder}", "data.unseen_databases=0", "data.copies=0")
+    prepare(config, tmp_path / "whole")
+    first, second, third, *_ = read_questions(tmp_path / "whole" / "train.jsonl")
+    avoided = tmp_path / "evaluation.jsonl"
+    others = [{"db_id": "x", "question": first.question.upper(), "sql": "SELECT 1"},
+              {"db_id": "x", "question": "Other words?", "sql": second.gold_sql.replace("SELECT", "select")}]  # fmt: skip
+    avoided.write_text("".join(json.dumps(row) + "\n" for row in others))
+    config = settings(f"data.spider_dir={folder}", "data.unseen_databases=0", "data.copies=0", f"data.avoid={avoided}")
+    assert prepare(config, tmp_path / "clean")["decontaminated"] == 2
+    kept = {question.id for question in read_questions(tmp_path / "clean" / "train.jsonl")}
+    assert {first.id, second.id}.isdisjoint(kept)
+    assert third.id in kept
+
+
 def test_a_file_without_any_usable_row_is_refused(spider_folder: SpiderWriter, tmp_path: Path) -> None:
     config = settings(f"data.spider_dir={spider_folder([{}])}", "data.bad_rows=skip")
     with pytest.raises(UserError, match="no usable question"):
@@ -116,7 +133,7 @@ def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="the Spider sample is not on this machine")
 def test_the_real_spider_sample_is_split_without_leak(tmp_path: Path) -> None:
-    counts = prepare(settings(f"data.spider_dir={REAL}"), tmp_path)
+    counts = prepare(settings(f"data.spider_dir={REAL}", "data.copies=0"), tmp_path)
     splits = [list(read_questions(tmp_path / f"{name}.jsonl")) for name in ("train", "val", "test")]
     assert sum(map(len, splits)) == 575
     assert len(counts["databases"]) == 11

@@ -12,13 +12,13 @@ from shared.errors import UserError
 from shared.runs import MANIFEST, RunDirectory, read_manifest
 from tests.data.conftest import ROOT, SpiderWriter, settings
 
-SMALL = "data.questions_per_database=12"
+SMALL = ("data.questions_per_database=12", "data.copies=0")
 
 
 def digest(folder: Path) -> dict[str, str]:
     """Content of everything the stage made for others."""
-    files = [*folder.glob("*.jsonl"), *folder.glob("databases/*")]
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    files = [*folder.glob("*.jsonl"), *folder.glob("databases/*"), *folder.glob("copies/*/*")]
+    return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,35 +29,37 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_same_settings_give_the_same_files_byte_for_byte(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    folder = run(settings(SMALL), directory)
+    config = settings(*SMALL, "data.copies=1")
+    folder = run(config, directory)
     first = digest(folder)
     (folder / MANIFEST).unlink()
     (folder / "test.jsonl").write_text("half a fi")
-    run(settings(SMALL), directory)
+    run(config, directory)
     assert digest(folder) == first
-    assert {"train.jsonl", "val.jsonl", "test.jsonl", "insurance.sqlite"} <= set(first)
+    assert {"train.jsonl", "val.jsonl", "test.jsonl", "databases/insurance.sqlite"} <= set(first)
+    assert any(name.startswith("copies/") for name in first)
 
 
 def test_a_finished_stage_is_skipped_until_a_setting_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
-    run(settings(SMALL), directory)
+    run(settings(*SMALL), directory)
     before = (directory.data / MANIFEST).stat().st_mtime_ns
     capsys.readouterr()
-    run(settings(SMALL), directory)
+    run(settings(*SMALL), directory)
     assert "already prepared" in capsys.readouterr().out
     assert (directory.data / MANIFEST).stat().st_mtime_ns == before
-    run(settings(SMALL, "seed=1"), directory)
+    run(settings(*SMALL, "seed=1"), directory)
     assert (directory.data / MANIFEST).stat().st_mtime_ns != before
 
 
 def test_a_deleted_database_is_made_again(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
-    run(settings(SMALL), directory)
+    run(settings(*SMALL), directory)
     first = digest(directory.data)
     (directory.data / "databases" / "insurance.sqlite").unlink()
-    run(settings(SMALL), directory)
+    run(settings(*SMALL), directory)
     assert digest(directory.data) == first
 
 
@@ -88,7 +90,7 @@ def test_the_plan_names_source_and_files(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_a_table_and_a_dry_run_changes_nothing(tmp_path: Path) -> None:
-    options = ["--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", SMALL]
+    options = ["--profile", "cpu", "--set", f"runs_dir={tmp_path}", *(part for one in SMALL for part in ("--set", one))]
     dry = command(*options, "--dry-run")
     assert dry.returncode == 0
     assert "to be prepared" in dry.stdout

@@ -100,3 +100,10 @@ EATING = {
     "half a character": "SELECT '\ud800'",
 }
 HOSTILE = WRITING | OUTSIDE | EATING
+
+# Enough for the fast tests: all that is refused at once, and one of each kind that has to be stopped.
+_OF_EACH_KIND = {
+    "zeroblob", "doubling", "group_concat", "endless", "fat queue", "fat row", "cross join", "planner bomb", "instr bomb",
+    "deep", "deep json", "compound", "wide", "longer", "half a character",
+}  # fmt: skip
+QUICK = {*WRITING, *OUTSIDE, *_OF_EACH_KIND}

@@ -1,6 +1,7 @@
 """Evaluation against a scripted endpoint: resumable, honest about lost episodes."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,24 @@ import pytest
 import shared.chat
 from shared.config import load_config
 from shared.errors import UserError
-from shared.evaluate import chosen_questions, evaluate, read_episodes, read_summary, summary_line
+from shared.evaluate import (
+    Endpoint,
+    _whole_model,
+    chosen_questions,
+    evaluate,
+    evaluate_endpoint,
+    read_summary,
+    summary_line,
+)
 from shared.metrics import Summary
-from shared.records import Question, StopReason, ToolCall, episode_from_json, to_json, write_jsonl
-from shared.runs import RunDirectory
+from shared.model_folder import check_model_folder
+from shared.player import read_episodes
+from shared.records import Question, StopReason, ToolCall, episode_from_json, read_questions, to_json, write_jsonl
+from shared.runs import RunDirectory, question_file
 from shared.settings import Config
 from tests.scripted_server import Reply, ScriptedModel, answer, scripted_server
-from tests.shared.examples import insurance_file, tiny_tokenizer
+from tests.shared.examples import insurance_file, tiny_tokenizer, tokenizer_folder
+from tests.tiny_model import save_tiny_model
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 CALL = '<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT count(*) FROM claims"}}\n</tool_call>'
@@ -163,6 +175,51 @@ def test_missing_test_questions_are_named(config: Config, tmp_path: Path, rows: 
         write_jsonl(tmp_path / "data" / "test.jsonl", rows)
     with pytest.raises(UserError, match=r"test\.jsonl"):
         chosen_questions(config, RunDirectory(tmp_path))
+
+
+def test_another_split_or_imported_questions_can_be_asked(
+    questions: list[Question], config: Config, tmp_path: Path
+) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    directory.data.mkdir(parents=True)
+    write_jsonl(directory.data / "val.jsonl", questions[:3])
+    assert chosen_questions(config, directory, question_file(directory, "val")) == questions[:3]
+    file = tmp_path / "imported.jsonl"
+    write_jsonl(file, questions[:2])
+    (tmp_path / "tokenizer").mkdir()
+    endpoint = Endpoint("", tokenizer_folder(tmp_path / "tokenizer"), "large")
+    asked: list[dict[str, Any]] = []
+    with scripted_server(lambda request: asked.append(request) or solves(request)) as url:
+        endpoint = dataclasses.replace(endpoint, url=url)
+        for _ in range(2):  # the second time it is finished
+            summary = evaluate_endpoint(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
+    assert (summary["n"], len(asked), {request["model"] for request in asked}) == (2, 4, {"large"})
+    assert list(read_questions(directory.evaluation("mine") / "questions.jsonl")) == questions[:2]
+    file.write_text('{"question": "How many?", "sql": "SELECT 1"}\n')
+    with pytest.raises(
+        UserError, match=r"imported\.jsonl holds no questions as this pipeline writes them.*data import"
+    ):
+        chosen_questions(config, directory, file)
+
+
+@pytest.mark.slow
+def test_an_adapter_is_merged_into_its_base_before_it_is_served(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    base = save_tiny_model(tmp_path / "base")
+    adapted = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear", init_lora_weights=False)
+    )
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = _whole_model(tmp_path / "adapter", tmp_path / "evaluation")
+    check_model_folder(merged)
+    assert _whole_model(tmp_path / "adapter", tmp_path / "evaluation") == merged
+    assert _whole_model(base, tmp_path / "evaluation") == base
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(UserError, match="could not be merged into its base model"):
+        _whole_model(tmp_path / "adapter", tmp_path / "another")
 
 
 def test_episodes_survive_the_way_to_disk_and_back(questions: list[Question], config: Config, tmp_path: Path) -> None:

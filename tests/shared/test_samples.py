@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import random
 from pathlib import Path
@@ -126,11 +127,25 @@ def test_every_rule_judges_what_was_submitted(questions: list[Question], tmp_pat
         verdicts(tmp_path / "none", questions, 5.0)
 
 
+def test_the_test_suite_judges_where_variants_are_given(questions: list[Question], tmp_path: Path) -> None:
+    (tmp_path / "variant").mkdir()
+    variant = insurance_file(tmp_path / "variant", "DELETE FROM claims WHERE claim_id = 1;")
+    suite = {"insurance": [Path(questions[0].database), variant]}
+    other = dataclasses.replace(questions[1], db_id="other")
+    folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", KINDS, True))
+    rows = verdicts(folder, [questions[0], other], 5.0, lambda name: suite.get(name, ()))
+    assert [(row["spider"], row.get("testsuite")) for row in rows] == [(True, False), (True, None)]
+    text = report("sft", rows, config())
+    assert "testsuite         0.0%  (0.0% to 0.0%, n = 1)" in text
+    assert "q1: house no spider yes testsuite no bird yes" in text
+    assert "testsuite   +0.0 points" in paired_report("a", "b", rows, rows, config())
+
+
 def test_two_evaluations_are_compared_by_question(questions: list[Question], tmp_path: Path) -> None:
     first = verdicts(evaluation(tmp_path / "a", ("q1", None, False), ("q2", KINDS, True)), questions, 5.0)
     second = verdicts(evaluation(tmp_path / "b", ("q2", KINDS, True), ("q1", COUNT, True)), questions, 5.0)
     text = paired_report("base", "sft", first, second, config())
-    assert "house    +50.0 points" in text
+    assert "house      +50.0 points" in text
     assert "won 1, lost 0, both right 1, neither 0" in text
     with pytest.raises(UserError, match="share no question"):
         paired_report("base", "sft", first[:1], second[1:], config())

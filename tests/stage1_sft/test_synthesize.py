@@ -1,10 +1,12 @@
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from shared.errors import UserError
 from shared.tokens import Tokenizer
-from stage1_sft.synthesize import Dropped, Trace, build, synthesize, verify
+from stage1_sft.synthesize import build, synthesize
+from stage1_sft.traces import Dropped, Trace, verify
 from tests.shared.examples import REAL_DATA, insurance_file, tiny_tokenizer
 from tests.stage1_sft.examples import JOIN, calls, questions, settings, with_gold
 
@@ -65,6 +67,41 @@ def test_a_missed_search_is_not_trained_and_a_better_one_follows(tmp_path: Path,
         assert calls(trace)[:2] == [("search_schema", False), ("search_schema", True)]
 
 
+def test_a_table_that_the_words_of_the_question_do_not_find_is_searched_by_name(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    question = dataclasses.replace(questions(tmp_path)[0], question="Which customers are in the city?")
+    trace = build(question, settings(*PLAIN), tokenizer)
+    verify(trace, question, settings(*PLAIN), tokenizer)
+    assert calls(trace) == [
+        ("search_schema", False), ("search_schema", True), ("get_columns", True), ("execute_sql", True)
+    ]  # fmt: skip
+    assert trace["messages"][4]["tool_calls"][0]["function"]["arguments"] == '{"query": "claims"}'
+
+
+def test_a_column_that_the_limits_cut_off_is_searched(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    question = with_gold(questions(tmp_path)[0], "SELECT note FROM claims")
+    config = settings(*PLAIN, "agent.observation_tokens=60")
+    trace = build(question, config, tokenizer)
+    verify(trace, question, config, tokenizer)
+    assert [name for name, _ in calls(trace)] == ["search_schema", "get_columns", "search_schema", "execute_sql"]
+    observations = [message["content"] for message in trace["messages"] if message["role"] == "tool"]
+    assert "note" not in observations[1]
+    assert "note" in observations[2]
+
+
+def test_tables_are_looked_at_in_more_than_one_order_and_thoughts_vary(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    join = next(question for question in questions(tmp_path) if question.gold_sql == JOIN)
+    orders, thoughts = set(), set()
+    for i in range(40):
+        trace = build(dataclasses.replace(join, id=f"q{i}"), settings(*PLAIN), tokenizer)
+        turns = [message for message in trace["messages"] if message.get("tool_calls")]
+        orders.add(tuple(turn["tool_calls"][0]["function"]["arguments"] for turn in turns[1:3]))
+        thoughts |= {turn["content"] for turn in turns}
+    assert len(orders) == 2
+    assert len(thoughts) > 5
+
+
 def test_several_tables_can_be_read_in_one_turn(tmp_path: Path, tokenizer: Tokenizer) -> None:
     traces = _traces(tmp_path, tokenizer, *PLAIN[:2], "sft.parallel_share=0.999")
     trace = next(t for t in traces if t["gold_sql"] == JOIN)
@@ -113,8 +150,9 @@ def test_a_gold_that_cannot_be_taught_is_counted(tmp_path: Path, tokenizer: Toke
 
 
 def test_a_turn_that_the_agent_could_not_write_is_dropped(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    config, question = settings(*PLAIN, "agent.max_turn_tokens=60"), questions(tmp_path)[3]
     with pytest.raises(Dropped, match="max_turn_tokens"):
-        build(questions(tmp_path)[3], settings(*PLAIN, "agent.max_turn_tokens=60"), tokenizer)
+        verify(build(question, config, tokenizer), question, config, tokenizer)
 
 
 def test_a_missing_database_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -132,4 +170,4 @@ def test_spider_golds_become_traces(tokenizer: Tokenizer) -> None:
         pytest.skip("the Spider sample is not on this machine")
     rows = load(folder, settings().sandbox, skip_bad_rows=True).questions[:60]
     traces, dropped = synthesize(rows, limit=60, config=settings(), tokenizer=tokenizer, label="spider")
-    assert len(traces) >= 45, dropped
+    assert len(traces) >= 58, dropped

@@ -1,0 +1,178 @@
+"""Traces from a teacher: any OpenAI-compatible endpoint plays the questions as the agent, and what the judge accepts is taught.
+
+Rejection sampling. A question is played up to `teacher.tries` times until one episode is right by the reward's rule, on the
+perturbed copies of its database too, and its trace passes the checks of a synthesised one. Turns with a failed call are
+kept, as what the next turn recovers from, but not trained. Each episode is appended to a file of the run as it ends, which
+depends on nothing but what the teacher was asked: an interrupted or changed run pays for no answer twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from shared.agent import run_episode
+from shared.chat import API_KEY, ChatClient
+from shared.config import to_dict
+from shared.database import Database
+from shared.errors import UserError
+from shared.prompts import SYSTEM_PROMPT, TOOLS
+from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
+from shared.reward import judge
+from shared.runs import RunDirectory, fingerprint
+from shared.settings import Config
+from shared.tokens import Tokenizer
+from shared.tools import Toolbox
+from stage1_sft.traces import Dropped, Trace, make_trace, verify
+
+ACCEPTED = ""  # the reason of a row whose trace is taught
+
+
+def teach(
+    questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory
+) -> tuple[dict[str, Trace], dict[str, Any]]:
+    """Accepted traces by question id, and what they cost: `asked`, `solved`, `episodes`, `rejected` by reason, tokens.
+
+    Raises UserError when the endpoint fails for good; the next call continues.
+    """
+    lessons = _Lessons(questions, config, tokenizer, lesson_file(config, run))
+    asyncio.run(lessons.play())
+    asked = {question.id for question in questions}
+    rows = [row for row in lessons.rows if row["question_id"] in asked]
+    bill = {
+        "asked": len(asked),
+        "solved": len(lessons.accepted),
+        "episodes": len(rows),
+        "rejected": dict(Counter(row["reason"] for row in rows if row["reason"])),
+        "prompt_tokens": sum(row["prompt_tokens"] for row in rows),
+        "completion_tokens": sum(row["completion_tokens"] for row in rows),
+    }
+    return lessons.accepted, bill
+
+
+def bill_line(bill: dict[str, Any]) -> str:
+    """What the teacher did and cost, as one line."""
+    tokens, episodes, solved = bill["prompt_tokens"] + bill["completion_tokens"], bill["episodes"], bill["solved"]
+    return (
+        f"teacher: {solved} of {bill['asked']} questions solved in {episodes} episodes ({solved / max(1, episodes):.0%} "
+        f"accepted, rejected {bill['rejected'] or 'none'}); {bill['prompt_tokens']:,} prompt and "
+        f"{bill['completion_tokens']:,} completion tokens, {tokens // max(1, solved):,} for each trace"
+    )
+
+
+def lesson_file(config: Config, run: RunDirectory) -> Path:
+    """Where the episodes of this teacher are kept: one file for each teacher, temperature, prompt and set of limits."""
+    teacher = config.teacher
+    mark = fingerprint(
+        model=[teacher.endpoint, teacher.model, teacher.temperature], prompt=[SYSTEM_PROMPT, TOOLS],
+        agent=to_dict(config.agent), sandbox=to_dict(config.sandbox),
+    )  # fmt: skip
+    return run.path / f"teacher-{mark[:12]}.jsonl"
+
+
+class _Lessons:
+    """Episodes played so far and the traces accepted from them, in memory and line by line on disk."""
+
+    def __init__(self, questions: Sequence[Question], config: Config, tokenizer: Tokenizer, file: Path) -> None:
+        self.rows = JsonlTail(file).new_rows()
+        self.accepted: dict[str, Trace] = {}
+        self._questions, self._config, self._tokenizer, self._file = questions, config, tokenizer, file
+        self._tries = Counter(row["question_id"] for row in self.rows)
+        kept = {row["question_id"]: row["trace"] for row in self.rows if row["reason"] == ACCEPTED}
+        for question in questions:
+            if question.id in kept and not self._flaw(kept[question.id], question):  # the database may have changed
+                self.accepted[question.id] = kept[question.id]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(file, self.rows)  # ends a half line
+
+    async def play(self) -> None:
+        """Play what is neither solved nor out of tries."""
+        teacher = self._config.teacher
+        waiting = [question for question in self._questions if self._wants(question)]
+        slots = asyncio.Semaphore(teacher.concurrency)
+        key = os.environ.get(API_KEY, "")
+        async with ChatClient(str(teacher.endpoint), api_key=key, model=teacher.model) as chat:
+            tasks = [asyncio.create_task(self._teach(question, chat, slots)) for question in waiting]
+            try:
+                for ending in tqdm(
+                    asyncio.as_completed(tasks), "teacher", len(tasks), unit=" questions", disable=not tasks
+                ):
+                    await ending
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _wants(self, question: Question) -> bool:
+        return question.id not in self.accepted and self._tries[question.id] < self._config.teacher.tries
+
+    async def _teach(self, question: Question, chat: ChatClient, slots: asyncio.Semaphore) -> None:
+        config = self._config
+        async with slots:
+            while self._wants(question):
+                database = Database(question.database, config.sandbox)
+                episode = await run_episode(
+                    question,
+                    toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens),
+                    chat=chat,
+                    tokenizer=self._tokenizer,
+                    limits=config.agent,
+                    temperature=config.teacher.temperature,
+                )
+                if episode.stop is StopReason.INFRASTRUCTURE:
+                    raise UserError(
+                        f"The teacher {chat.base_url} failed ({episode.error}); see to it and run the same command again, it "
+                        "continues."
+                    )
+                reason, trace = await asyncio.to_thread(self._lesson, question, episode, database)
+                self._keep(question, episode, reason, trace)
+
+    def _lesson(self, question: Question, episode: Episode, database: Database) -> tuple[str, Trace | None]:
+        """Why an episode is not taught ("" if it is), and its trace."""
+        if episode.stop is not StopReason.ANSWERED:
+            return episode.stop.value, None
+        if any(turn.malformed for turn in episode.turns):
+            return "unreadable call", None
+        if not judge(question, episode, database, self._config.grpo).correct:
+            return "wrong", None
+        trace = _trace(question, episode, self._config)
+        flaw = self._flaw(trace, question)
+        return flaw, None if flaw else trace
+
+    def _flaw(self, trace: Trace, question: Question) -> str:
+        try:
+            verify(trace, question, self._config, self._tokenizer)
+        except Dropped as reason:
+            return str(reason)
+        return ACCEPTED
+
+    def _keep(self, question: Question, episode: Episode, reason: str, trace: Trace | None) -> None:
+        row = {
+            "question_id": question.id,
+            "reason": reason,
+            "submitted_sql": episode.submitted_sql,
+            "prompt_tokens": sum(turn.prompt_tokens for turn in episode.turns),
+            "completion_tokens": sum(turn.completion_tokens for turn in episode.turns),
+            "trace": trace,
+        }
+        self.rows.append(row)
+        self._tries[question.id] += 1
+        if trace:
+            self.accepted[question.id] = trace
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+def _trace(question: Question, episode: Episode, config: Config) -> Trace:
+    """The episode as a trace; trained are the turns whose calls all worked."""
+    turns = iter(episode.turns)
+    trained = [message["role"] == "assistant" and all(next(turns).ok) for message in episode.messages]
+    provenance = {"difficulty": question.difficulty, "form": question.form, "teacher": config.teacher.model}
+    return make_trace(question, episode.messages, trained, provenance)

@@ -1,0 +1,166 @@
+"""A scripted endpoint as the teacher: what is accepted, what is paid for, what goes on after an interruption."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import UserError
+from shared.records import Question, ToolCall, write_jsonl
+from shared.runs import RunDirectory
+from shared.settings import Config
+from shared.tokens import Tokenizer
+from stage1_sft import stage
+from stage1_sft.teacher import bill_line, lesson_file, teach
+from tests.scripted_server import Reply, answer, scripted_server
+from tests.shared.examples import tiny_tokenizer, tokenizer_folder
+from tests.stage1_sft.examples import questions, settings
+
+SEARCH = answer(calls=[ToolCall("search_schema", {"query": "claims"})])
+
+
+def sql(text: str, content: str = "") -> dict[str, Any]:
+    return answer(content, calls=[ToolCall("execute_sql", {"sql": text})])
+
+
+def plays(*turns: Any) -> Callable[[dict[str, Any]], Any]:
+    """Answers the n-th request of each conversation with the n-th of `turns`, whoever asks."""
+    return lambda request: turns[sum(message["role"] == "assistant" for message in request["messages"])]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return tiny_tokenizer()
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> list[Question]:
+    """How many claims are there? (3)"""
+    return questions(tmp_path)[:1]
+
+
+def config_for(url: str, *overrides: str) -> Config:
+    return settings(f"teacher.endpoint={url}", "teacher.tries=3", "teacher.concurrency=2", *overrides)
+
+
+def test_a_right_answer_becomes_a_trace_and_failed_calls_are_not_trained(
+    asked: list[Question], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    handler = plays(
+        SEARCH, sql("SELECT count(*) FROM claim"), sql("SELECT count(*) FROM claims", "Plural."), answer("3.")
+    )
+    with scripted_server(handler) as url:
+        traces, bill = teach(asked, config_for(url), tokenizer, RunDirectory(tmp_path))
+    trace = traces[asked[0].id]
+    trained = [
+        flag
+        for message, flag in zip(trace["messages"], trace["trained"], strict=True)
+        if message["role"] == "assistant"
+    ]
+    assert trained == [True, False, True, True]
+    assert not any(
+        flag
+        for message, flag in zip(trace["messages"], trace["trained"], strict=True)
+        if message["role"] != "assistant"
+    )
+    assert trace["messages"][-1]["content"] == "3."
+    assert trace["provenance"]["teacher"] == "auto"
+    assert (bill["asked"], bill["solved"], bill["episodes"], bill["rejected"]) == (1, 1, 1, {})
+    assert (bill["prompt_tokens"], bill["completion_tokens"]) == (40, 20)
+    assert "1 of 1 questions solved in 1 episodes (100% accepted" in bill_line(bill)
+
+
+@pytest.mark.parametrize(
+    ("turns", "reason"),
+    [
+        ([sql("SELECT 3"), answer("3.")], "wrong"),  # a constant
+        ([sql("SELECT count(*) FROM customers"), answer("3.")], "wrong"),  # equal by luck: a copy tells
+        ([sql("SELECT count(*) + 1 FROM claims"), answer("4.")], "wrong"),
+        (
+            [answer("<tool_call>\n{broken\n</tool_call>"), sql("SELECT count(*) FROM claims"), answer("3.")],
+            "unreadable call",
+        ),
+        ([sql("SELECT count(*) FROM claims"), answer("")], "no_answer"),
+        (
+            [sql("SELECT count(*) FROM claims"), answer("It is three. " * 300)],
+            "a turn longer than agent.max_turn_tokens",
+        ),
+    ],
+)
+def test_what_the_judge_does_not_accept_is_tried_again_and_not_taught(
+    turns: list[Any], reason: str, asked: list[Question], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    from shared.audit.copies import make_copies
+
+    make_copies(Path(asked[0].database), [asked[0].gold_sql], tmp_path / "copies", 3, seed=0)
+    asked = [Question(**{**vars(asked[0]), "copies": str(tmp_path / "copies")})]
+    with scripted_server(plays(*turns)) as url:
+        traces, bill = teach(asked, config_for(url), tokenizer, RunDirectory(tmp_path))
+    assert traces == {}
+    assert (bill["solved"], bill["episodes"], bill["rejected"]) == (0, 3, {reason: 3})
+
+
+def test_no_answer_is_paid_for_twice(asked: list[Question], tokenizer: Tokenizer, tmp_path: Path) -> None:
+    run, right = RunDirectory(tmp_path), plays(sql("SELECT count(*) FROM claims"), answer("3."))
+    requests: list[Any] = []
+    with scripted_server(lambda request: requests.append(request) or right(request)) as url:
+        config = config_for(url)
+        first, _ = teach(asked, config, tokenizer, run)
+        with lesson_file(config, run).open("a") as stream:
+            stream.write('{"question_id": "q1", "rea')  # a killed process
+        again, bill = teach(asked, config_for(url, "sft.epochs=3", "teacher.tries=9"), tokenizer, run)
+        assert (again, bill["episodes"], len(requests)) == (first, 1, 2)
+        with closing(sqlite3.connect(asked[0].database)) as connection, connection:
+            connection.execute("DELETE FROM claims WHERE claim_id = 1")  # now the trace is no longer true
+        renewed, _ = teach(asked, config, tokenizer, run)
+        assert len(requests) == 4
+        assert renewed != first
+
+
+def test_a_teacher_that_fails_stops_the_stage_and_keeps_what_it_said(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    asked, run = questions(tmp_path)[:2], RunDirectory(tmp_path)
+    right = plays(sql("SELECT count(*) FROM claims"), answer("3."))
+
+    def breaks(request: dict[str, Any]) -> Any:
+        return right(request) if "How many claims" in json.dumps(request) else Reply(403, {"detail": "out of credit"})
+
+    with scripted_server(breaks) as url:
+        config = config_for(url, "teacher.concurrency=1")
+        with pytest.raises(UserError, match=r"The teacher http://.* failed .*out of credit.*it continues"):
+            teach(asked, config, tokenizer, run)
+        assert [json.loads(line)["question_id"] for line in lesson_file(config, run).read_text().splitlines()] == ["q0"]
+
+
+def test_the_key_of_the_endpoint_comes_from_the_environment(
+    asked: list[Question], tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FIRSTCALL_API_KEY", "k-1")
+
+    def strict(request: dict[str, Any]) -> Any:
+        if "return_token_ids" in request:  # as endpoints refuse what they do not know
+            return Reply(400, {"error": {"message": "Unrecognized request argument supplied: return_token_ids"}})
+        return plays(sql("SELECT count(*) FROM claims"), answer("3."))(request)
+
+    with scripted_server(strict) as url:
+        traces, _ = teach(asked, config_for(url, "teacher.model=large"), tokenizer, RunDirectory(tmp_path))
+    assert list(traces) == ["q0"]
+
+
+def test_stage_one_teaches_what_the_teacher_solves_and_synthesises_the_rest(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / "taught")
+    run.data.mkdir(parents=True)
+    run.sft.mkdir()
+    rows = questions(tmp_path)
+    write_jsonl(run.data / "train.jsonl", rows[:4])
+    write_jsonl(run.data / "val.jsonl", rows[4:6])
+    handler = plays(sql("SELECT count(*) FROM claims"), answer("3."))
+    with scripted_server(handler) as url:
+        traces, val, counts = stage.make_traces(config_for(url), run, tokenizer_folder(tmp_path))
+    assert (len(traces), len(val)) == (4, 2)
+    assert (counts["train"]["from_teacher"], counts["val"]["from_teacher"]) == (1, 0)
