@@ -39,7 +39,7 @@ _MAX_FAILURES = 4000
 _FAR_FAILURE = 20  # what it counts when reading failed far from where it began
 _TRIGGER = re.compile(r"[<`{\[\n]")
 _NEWLINE = re.compile("\n")
-_INDENT = re.compile(r"[ \t\ufeff\u200b]*")
+_INDENT = re.compile(r"[ \t\xa0\ufeff\u200b]*")
 _TICKS = re.compile("`*")
 
 

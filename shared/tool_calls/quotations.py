@@ -20,6 +20,9 @@ TAGS = {
     "reflection",
     "tool_response",
     "example",
+    "pre",
+    "code",
+    "blockquote",
 }
 _NEAR = 200  # characters before a call that can say what it is
 _DOCUMENTS = {"md", "markdown", "mdx", "rst"}
@@ -34,6 +37,7 @@ _EXAMPLE = re.compile(
 )
 _ANNOUNCED = re.compile(
     r"^\W{0,4}(?:(?:tool|function)s?(?:[ _]calls?)?|call|action|json)\W{0,4}:\W{0,3}$|"
+    r"\b(?:here is|here's|this is) (?:the|my|a) (?:\w+ ){0,2}(?:call|request|query|JSON)\W{0,4}:\W{0,3}$|"
     r"\b(?:I'll|I will|I'm going to|let me|let's|calling)\b[^|`\"]*[.:!]\s+$",
     re.IGNORECASE,
 )

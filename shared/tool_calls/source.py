@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 Reading = Generator[None, None, _T]  # yields whenever it needs more text; returns what it read
 
 _SPACE = re.compile(r"\s*")
-_LINE_SPACE = re.compile(r"[ \t]*")
+_LINE_SPACE = re.compile(r"[ \t\r\xa0\u200b\ufeff]*")
 
 
 class Source:
@@ -53,7 +53,7 @@ class Source:
         return (yield from self.run(_SPACE, at))
 
     def line_spaces(self, at: int) -> Reading[int]:
-        """The next position that holds no space or tab."""
+        """The next position that holds no space, tab or other invisible character."""
         return (yield from self.run(_LINE_SPACE, at))
 
     def holds(self, literal: str, at: int) -> Reading[bool]:
