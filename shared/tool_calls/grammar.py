@@ -126,8 +126,12 @@ class Grammar:
             return (yield from self._ticks(at))
         if char == "[":
             return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
-        announced = not self._quotation and is_announced(self.source.text, at)  # a `{` within a line
-        return (yield from self._block(Opening(at, at, bare=True))) if announced else at + 1
+        may_stand = self._follows_call(at) or (not self._quotation and is_announced(self.source.text, at))
+        return (yield from self._block(Opening(at, at, bare=True))) if may_stand else at + 1
+
+    def _follows_call(self, at: int) -> bool:
+        """Whether a block of calls ended right before a `{` within a line."""
+        return self._block_end > max(0, at - 8) and not self.source.text[self._block_end : at].strip()
 
     def _line(self, start: int) -> Reading[int]:
         """The start of a line. Indentation belongs to what stands behind it."""
@@ -264,18 +268,15 @@ class Grammar:
             if end >= 0:
                 raise _Quoted(end)
             self._quotation = None
-        self._drop_stray(found)
+        if self._stray and found.explicit:
+            self._kept = max(self._kept, self._stray.body)
+        self._stray = None
         self._flow(found.start)
         self.content.call()
         self._kept = item.end
         self.calls += item.calls
         self.family = self.family or item.family or found.family
         self._wordy = False
-
-    def _drop_stray(self, found: Opening) -> None:
-        if self._stray and found.explicit:
-            self._kept = max(self._kept, self._stray.body)
-        self._stray = None
 
     def _no_call(self, found: Opening, item: Item) -> int:
         self._explain(item)

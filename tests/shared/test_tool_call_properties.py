@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.prompts import TOOLS
@@ -18,6 +18,8 @@ from shared.tool_calls.cases import streamed_result
 from tests.shared.chatml import render
 from tests.shared.examples import tiny_tokenizer
 from tests.shared.tool_call_examples import COLUMNS_JSON, NEGATIVES, POSITIVES, QUERY_JSON, TAGGED
+
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines can be busy
 
 words = st.text(st.characters(exclude_characters="<`{[", exclude_categories=["Cs"]), max_size=20)
 values = st.recursive(
@@ -39,6 +41,7 @@ markup = [
 texts = st.lists(st.sampled_from(markup) | st.text(max_size=3), max_size=14).map("".join)
 
 
+@patient
 @given(turns)
 def test_a_rendered_turn_is_read_back_exactly(turn: tuple[str, list[ToolCall]]) -> None:
     content, turn_calls = turn
@@ -47,6 +50,7 @@ def test_a_rendered_turn_is_read_back_exactly(turn: tuple[str, list[ToolCall]]) 
     assert render_turn(parsed.content, parsed.calls) == render_turn(content, turn_calls)
 
 
+@patient
 @given(turns)
 def test_a_turn_that_was_read_gives_the_template_the_same_tokens_again(turn: tuple[str, list[ToolCall]]) -> None:
     tokenizer, prompt = tiny_tokenizer(), [{"role": "user", "content": "How many?"}]
@@ -63,6 +67,7 @@ def _encoded(call: ToolCall) -> dict[str, object]:
     return {"type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
 
 
+@patient
 @given(texts, st.randoms(use_true_random=False))
 def test_any_text_streams_to_what_it_is_as_a_whole(text: str, chance: random.Random) -> None:
     parsed = parse(text, TOOLS)
@@ -71,6 +76,7 @@ def test_any_text_streams_to_what_it_is_as_a_whole(text: str, chance: random.Ran
     assert streamed_result(pieces, TOOLS) == streamed_result(text, TOOLS) == parsed
 
 
+@patient
 @given(texts)
 def test_no_text_is_invented_and_none_is_lost_without_a_call(text: str) -> None:
     parsed = parse(text, TOOLS)
