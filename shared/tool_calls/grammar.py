@@ -254,8 +254,8 @@ class Grammar:
         else:
             start = end
             end, fence_open = yield from closing(self.source, start, found)
-            self._tag_open = found.tags and "<" not in self.source.text[start:end]
             if not example:
+                self._tag_open = found.tags and "<" not in self.source.text[start:end]
                 self._kept = self._block_end = end
         if fence_open:
             self._quotation = self._quotation or Quotation("fence", end)

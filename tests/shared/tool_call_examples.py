@@ -192,6 +192,7 @@ NEGATIVES: dict[str, list[str]] = {
         f"- {COLUMNS_JSON}\n1. {QUERY_JSON}",
     ],
     "examples": [
+        f'The format is:\n<tool_call>\n{COLUMNS_JSON}\naims"}}}}\n</tool_call>',
         f"The format is:\n{TAGGED}",
         f"For example:\n```json\n{COLUMNS_JSON}\n```\nThat is all.",
         f"A call looks like this:\n\n{COLUMNS_JSON}",
