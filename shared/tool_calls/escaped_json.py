@@ -12,7 +12,7 @@ import re
 from shared.tool_calls.almost_json import UNCLOSED, Unreadable
 from shared.tool_calls.source import Reading, Source
 
-_PLAIN = re.compile(r'[^\\"{}\[\]]*')
+_PLAIN = re.compile(r'[^\\"<{}\[\]]*')
 _BACKSLASHES = re.compile(r"\\*")
 
 
@@ -30,9 +30,8 @@ def read(source: Source, start: int) -> Reading[tuple[str, int]]:
     while True:
         at = yield from source.run(_PLAIN, at)
         char = yield from source.char(at)
-        if char in ("", '"'):
-            next_call = source.text.find("<tool_call>", start, at)
-            raise Unreadable(UNCLOSED, at if next_call < 0 else next_call)
+        if char in ("", '"') or (char == "<" and (yield from _is_call_tag(source, at))):
+            raise Unreadable(UNCLOSED, at)
         if char == "\\":
             start_of_run, at = at, (yield from source.run(_BACKSLASHES, at))
             count = at - start_of_run
@@ -40,14 +39,19 @@ def read(source: Source, start: int) -> Reading[tuple[str, int]]:
                 in_string ^= (yield from source.char(at)) == '"' and count // 2 % 2 == 0
                 at += 1
             continue
-        depth += 0 if in_string else 1 if char in "{[" else -1
+        if not in_string and char != "<":
+            depth += 1 if char in "{[" else -1
         at += 1
         if not depth:
-            return _unescaped(source.text[start:at], start), at
+            return _unescaped(source.text[start:at], at), at
 
 
-def _unescaped(text: str, start: int) -> str:
+def _is_call_tag(source: Source, at: int) -> Reading[bool]:
+    return (yield from source.holds("<tool_call>", at)) or (yield from source.holds("</tool_call>", at))
+
+
+def _unescaped(text: str, end: int) -> str:
     try:
         return str(json.loads(f'"{text}"', strict=False))
     except ValueError as error:
-        raise Unreadable("an escape spells nothing", start + 1) from error
+        raise Unreadable("an escape spells nothing", end - 1) from error

@@ -126,12 +126,9 @@ class Grammar:
             return (yield from self._ticks(at))
         if char == "[":
             return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
-        may_stand = self._follows_call(at) or (not self._quotation and is_announced(self.source.text, at))
+        follows_call = self._block_end > max(0, at - 8) and not self.source.text[self._block_end : at].strip()
+        may_stand = follows_call or (not self._quotation and is_announced(self.source.text, at))
         return (yield from self._block(Opening(at, at, bare=True))) if may_stand else at + 1
-
-    def _follows_call(self, at: int) -> bool:
-        """Whether a block of calls ended right before a `{` within a line."""
-        return self._block_end > max(0, at - 8) and not self.source.text[self._block_end : at].strip()
 
     def _line(self, start: int) -> Reading[int]:
         """The start of a line. Indentation belongs to what stands behind it."""
@@ -265,9 +262,10 @@ class Grammar:
         """Make the calls of an item calls of the text, unless a quotation around them ends."""
         if self._quotation:
             end = yield from self._quotation.end(self.source)
-            if end >= 0:
+            if end > found.start:
                 raise _Quoted(end)
-            self._quotation = None
+            self._doubtful = [] if end >= 0 else self._doubtful
+            self._quotation = None  # it ended within what was no call, or never does
         if self._stray and found.explicit:
             self._kept = max(self._kept, self._stray.body)
         self._stray = None

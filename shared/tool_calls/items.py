@@ -44,10 +44,11 @@ def read_item(source: Source, found: Opening, offered: Offered) -> Reading[Item]
     body = yield from Reader(source).skip(found.body)
     if body == found.body:
         return (yield from _item(source, found, offered))
-    if _EXAMPLE.search(source.text, found.body, body):
+    if _EXAMPLE.search(source.text, found.body, min(body, found.body + _FAR)):
         return Item((), found.body)
     item = yield from _item(source, dataclasses.replace(found, body=body), offered)
-    return item if item.calls or item.end > body else dataclasses.replace(item, end=found.body)
+    far = item.far or body - found.body > _FAR
+    return item if item.calls or item.end > body else dataclasses.replace(item, end=found.body, far=far)
 
 
 def _item(source: Source, found: Opening, offered: Offered) -> Reading[Item]:

@@ -58,22 +58,22 @@ def read(source: Source, at: int) -> Reading[tuple[Any, int]]:
     if not (yield from escaped_json.may_begin(source, at)):
         return (yield from Reader(source).value(at))
     text, end = yield from escaped_json.read(source, at)
-    return _decoded(text, at), end
+    return _decoded(text, end), end
 
 
 def read_quoted(source: Source, at: int) -> Reading[tuple[Any, int]]:
     """The value of the JSON text in the JSON string that begins at `at`, and the position behind it. Raises Unreadable."""
-    end = yield from _strict_string_end(source, at + 1)
+    yield from _strict_string_end(source, at + 1)
     text, end = complete(source.text, at)
     if end < 0:
         raise Unreadable("a string is not closed", at + 1)
-    return _decoded(text, at), end
+    return _decoded(text, end), end
 
 
-def _decoded(text: str, at: int) -> Any:
+def _decoded(text: str, end: int) -> Any:
     value = value_of(text)
     if value is None:
-        raise Unreadable("what is quoted is not JSON", at + 1)
+        raise Unreadable("what is quoted is not JSON", end - 1)
     return value
 
 
