@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shared.prompts import TOOLS
@@ -30,6 +30,7 @@ values = st.recursive(
 calls = st.builds(ToolCall, st.sampled_from(["execute_sql", "unknown"]), st.dictionaries(words, values, max_size=2))
 turns = st.tuples(words, st.lists(calls, min_size=1, max_size=3))
 
+BROKEN = '{"name": "get_columns", "arz?</think>'
 markup = [
     "<tool_call>", "</tool_call>", "<tools>", "</tools>", "<think>", "</think>", "```", "```json\n", "```python\n", "\n", "\n\n",
     " ", ",", "{", "}", "[", "]", "(", ")", '"', "'", ":", "=", "\\", "`", "<|im_end|>", "<|endoftext|>", "| ", "> ", "#", "/*", "*/",
@@ -78,6 +79,9 @@ def test_any_text_streams_to_what_it_is_as_a_whole(text: str, chance: random.Ran
 
 @patient
 @given(texts)
+@example(
+    f'<think>or <tool_call>\n{BROKEN}<tool_ce": "get_columns", "all>\n{QUERY_JSON}\n</tool_ca_call>\n{BROKEN}<tool_call>\n{QUERY_JSON}\n</tool_call>'
+)
 def test_no_text_is_invented_and_none_is_lost_without_a_call(text: str) -> None:
     parsed = parse(text, TOOLS)
     if not parsed.calls:

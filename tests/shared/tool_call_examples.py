@@ -174,7 +174,6 @@ POSITIVES: dict[str, list[Positive]] = {
         ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_columns\n```json\n{"table": "claims"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [COLUMNS], ""),
     ],
     "thinking": [
-        (f'<think>or <tool_call>\n{{"name": "get_columns", "x?</think>", \n{QUERY_JSON}', [QUERY], '<think>or <tool_call>\n{"name": "get_columns", "x?</think>", '),
         (f"<think>\n{COLUMNS_JSON}", [COLUMNS], "<think>"),
         (f"<think>or {TAGGED}?</think>{render_call(QUERY)}", [QUERY], f"<think>or {TAGGED}?</think>"),
     ],
