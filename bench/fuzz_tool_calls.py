@@ -4,7 +4,7 @@
 
 Inputs that reach new lines of `shared/tool_calls` are kept and mutated further. Findings: an exception, a stream that differs
 from the whole text, content that was not in the text, text lost although there is no call, a rendered call that is read in
-another way. Prints a finding and exits with status 1, else says how many texts were read.
+another way. Prints a finding and exits with status 1, else says how many texts were read in how much processor time.
 """
 
 from __future__ import annotations
@@ -89,23 +89,28 @@ def mutated(text: str, corpus: list[str], chance: random.Random) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seconds", type=float, default=600, help="of processor time (default 600)")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     chance, coverage, texts = random.Random(args.seed), Coverage(), 0
     corpus = [example[0] for group in POSITIVES.values() for example in group]
     corpus += [text for group in NEGATIVES.values() for text in group]
-    end = time.monotonic() + args.seconds
-    while time.monotonic() < end:
+    while time.process_time() < args.seconds:
         text, seen = mutated(chance.choice(corpus), corpus, chance), coverage.size()
-        problem = finding(text, chance)
+        try:
+            problem = finding(text, chance)
+        except Exception as error:
+            problem = f"raised {error!r}"
         if problem:
-            print(f"{text!r}\n{problem}")
+            print(f"seed {args.seed}, text {texts}: {text!r}\n{problem}")
             return 1
         if coverage.size() > seen:
             corpus.append(text)
         texts += 1
-    print(f"{texts} texts, {len(corpus)} kept, {coverage.size()} lines and branches reached, no finding")
+    print(
+        f"seed {args.seed}, {time.process_time():.0f} s: {texts} texts, {len(corpus)} kept, "
+        f"{coverage.size()} lines and branches reached, no finding"
+    )
     return 0
 
 

@@ -1,6 +1,6 @@
 """Evaluation: play the test questions with one model and write down what became of them.
 
-    evaluations/<who>/{questions.jsonl,vllm.log,episodes.jsonl,rewards.jsonl,summary.json,manifest.json}
+    evaluations/<who>/{questions.jsonl,vllm.log,episodes.jsonl,rewards.jsonl,episodes.calls.md,summary.json,manifest.json}
 
 Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation goes on where it stopped. Episodes
 lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
@@ -21,8 +21,9 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ from shared.services import OwnedProcess, locked
 from shared.serving import vllm_server
 from shared.settings import Config
 from shared.tokens import Tokenizer
+from shared.tool_calls.report import write_table
 
 QUESTION_FILE = "questions.jsonl"  # in an evaluation's folder: what was asked
 _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
@@ -119,9 +121,7 @@ def _whole_model(model: Path, folder: Path) -> Path:
 def _played(
     questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path, name: str = "auto"
 ) -> Summary:
-    def once(place: Path) -> Awaitable[Summary]:
-        return evaluate(questions, base_url, tokenizer, config, place, served_name=name)
-
+    once = partial(evaluate, questions, base_url, tokenizer, config, served_name=name)
     return asyncio.run(in_samples(once, questions, config, folder))
 
 
@@ -192,8 +192,8 @@ async def evaluate(
         {"question_id": episode.question_id, **dataclasses.asdict(reward)}
         for episode, reward in zip(episodes, rewards, strict=True) if reward
     ])  # fmt: skip
-    samples, seed = config.evaluate.bootstrap_samples, config.seed
-    summary = summarise(episodes, rewards, questions, samples=samples, seed=seed)
+    write_table(folder / "episodes.jsonl", TOOLS)
+    summary = summarise(episodes, rewards, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
     calls = sum(len(turn.calls) for episode in episodes for turn in episode.turns)
     more = {"seconds": round(time.monotonic() - started, 1), "tool_calls": calls}
     write_json(folder / "summary.json", dataclasses.asdict(summary) | more)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,13 @@ from shared.cli import common_parser, resolve, run_main
 from shared.errors import UserError
 from shared.evaluate import chosen_questions, read_summary
 from shared.metrics import bootstrap_interval, percent
+from shared.prompts import TOOLS
 from shared.records import JsonlTail, Question
 from shared.report_page import page
 from shared.runs import RunDirectory, installed_versions, read_manifest, write_json
 from shared.settings import Config
-from shared.usage import machine, read_usage
+from shared.tool_calls.report import conformance, side_by_side, texts_of
+from shared.usage import commit, machine, read_usage
 
 MODELS = {"base": "base", "sft": "after SFT", "grpo": "after GRPO"}
 HEADER = ("model", "execution accuracy (95\u00a0%)", "questions", "tool calls, Hermes grammar", "parser fallback",
@@ -69,6 +70,7 @@ def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
         "machine": machine(),
         "models": models,
         "change": change(models, config),
+        "calls": call_forms(models, run),
         "steps": steps(run.grpo / "metrics.jsonl"),
         "usage": usage,
         "seconds": sum(stage["seconds"] for stage in usage.values()),
@@ -114,8 +116,12 @@ def table_rows(facts: dict[str, Any]) -> list[list[str]]:
 
 
 def markdown(facts: dict[str, Any]) -> str:
-    """Result table, verdict, steps and cost as Markdown."""
+    """Result table, verdict, cost, forms of calls and steps as Markdown."""
     parts = [_markdown_table(HEADER, table_rows(facts)), verdict(facts), cost(facts)]
+    if facts["calls"]["rows"]:
+        table = _markdown_table(facts["calls"]["header"], facts["calls"]["rows"])
+        malformed = "\n".join(f"- {line}" for line in facts["calls"]["malformed"])
+        parts.append(f"How calls were written:\n\n{table}\n\n{malformed}".rstrip())
     if facts["steps"]:
         cells = [
             [str(row["step"]), *(_figure(row.get(k), form) for k, form in _STEP_COLUMNS.items())]
@@ -157,6 +163,16 @@ def steps(file: Path) -> list[dict[str, Any]]:
     return [rows[step] for step in sorted(rows)]
 
 
+def call_forms(models: Sequence[dict[str, Any]], run: RunDirectory) -> dict[str, Any]:
+    """How each model wrote its calls, as header and rows of a table, and why some could not be read."""
+    found = {m["label"]: conformance(texts_of(run.evaluation(m["who"]) / "episodes.jsonl"), TOOLS) for m in models}
+    header, rows = side_by_side(found)
+    malformed = [
+        f"{label}: {n} × {reason}" for label, each in found.items() for reason, n in each.reasons.most_common(3)
+    ]
+    return {"header": header, "rows": rows, "malformed": malformed}
+
+
 def examples(model: dict[str, Any], run: RunDirectory, questions: Sequence[Question]) -> list[dict[str, Any]]:
     """A few episodes of a model to read: a clean success, a success after an error, a failure."""
     texts = {question.id: question for question in questions}
@@ -179,19 +195,6 @@ def examples(model: dict[str, Any], run: RunDirectory, questions: Sequence[Quest
             "gold_sql": question.gold_sql, "messages": episode["messages"], "submitted_sql": episode["submitted_sql"],
         })  # fmt: skip
     return [found[kind] for kind in ("right answer", "recovers from an error", "wrong answer") if kind in found]
-
-
-def commit() -> str:
-    """Commit of the code, marked when files differ from it; "unknown" outside a checkout."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    try:
-        head = subprocess.run(
-            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout
-        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head.strip() + ("+changes" if changed else "")
 
 
 def update_readme(file: Path, facts: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -103,6 +104,19 @@ def machine() -> dict[str, Any]:
         "memory_bytes": psutil.virtual_memory().total,
         "gpu": _gpu(),
     }
+
+
+def commit() -> str:
+    """Commit of the code, marked when files differ from it; "unknown" outside a checkout."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout
+        changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head.strip() + ("+changes" if changed else "")
 
 
 def _add(file: Path, stage: str, seconds: float, peak: int, *, complete: bool) -> None:

@@ -17,6 +17,13 @@ CORPUS = [
 ] + [SYSTEM_PROMPT, "The answer is 42.", "How many claims are open?", *(json.dumps(tool["function"]) for tool in TOOLS)]
 
 
+QUESTIONS = (
+    "How many claims are open?",
+    "List the city of stadiums.",
+    "What is the maximum floor of all wards?",
+)
+
+
 def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     """Write config, weights (bfloat16), tokenizer and chat template to `folder`; the same seed gives the same weights."""
     import torch
@@ -52,8 +59,8 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def teach(folder: Path, answer: str, steps: int = 120) -> None:
-    """Train the model in place to begin every answer to an opening prompt with `answer`."""
+def teach(folder: Path, answer: str, steps: int = 120) -> Path:
+    """Train the model in place to begin every answer to an opening prompt with `answer`; returns its folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,11 +70,7 @@ def teach(folder: Path, answer: str, steps: int = 120) -> None:
         tokenizer.apply_chat_template(
             opening_messages(question), tools=TOOLS, tokenize=False, add_generation_prompt=True
         )
-        for question in (
-            "How many claims are open?",
-            "List the city of stadiums.",
-            "What is the maximum floor of all wards?",
-        )
+        for question in QUESTIONS
     ]
     target = tokenizer(answer + "<|im_end|>", add_special_tokens=False).input_ids
     rows = [tokenizer(prompt, add_special_tokens=False).input_ids + target for prompt in prompts]
@@ -81,3 +84,4 @@ def teach(folder: Path, answer: str, steps: int = 120) -> None:
         loss.backward()
         optimizer.step()
     model.to(torch.bfloat16).save_pretrained(folder)
+    return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from shared.prompts import TOOLS
 from shared.tool_calls.cases import run_cases
-from shared.tool_calls.report import conformance, texts_of
+from shared.tool_calls.report import write_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,9 +35,7 @@ def _check(path: Path, stream: bool) -> int:
 
 
 def _report(path: Path, out: Path | None) -> int:
-    table = conformance(texts_of(path), TOOLS).table()
-    out = out or path.with_suffix(".calls.md")
-    out.write_text(table, encoding="utf-8")
+    table, out = write_table(path, TOOLS, out)
     print(table, f"written to {out}", sep="\n")
     return 0
 

@@ -1,9 +1,10 @@
 """A reader for almost-JSON, for mistakes whose meaning is certain.
 
-It accepts, beyond JSON: raw newlines in strings, single, triple and
-unescaped inner quotes, unknown escapes (`\\'` is a quote, any other keeps its backslash), bare keys, comments, trailing
-commas, a missing comma before a key, Python's True / False / None, and missing closing brackets where no text of a string can
-be lost: before a closing tag or fence, or at the end of the text behind a complete inner value.
+It accepts, beyond JSON: raw newlines in strings, single, triple, typographic and
+unescaped inner quotes, strings joined from pieces, unknown escapes (`\\'` is a quote, any other keeps its backslash), bare
+keys, comments, trailing commas, a missing comma before a key, doubled braces, Python's True / False / None, and missing
+closing brackets where no text of a string can be lost: before a closing tag or fence, or at the end of the text behind a
+complete inner value.
 
 A quote ends a string only where the structure can go on behind it; a string that is not plain JSON never runs over a
 closing tag or fence, so that a broken call cannot swallow the next one.
@@ -15,15 +16,15 @@ import json
 import re
 from typing import Any
 
+from shared.tool_calls.json_strings import APOSTROPHES, ENDS, decoded
 from shared.tool_calls.source import Reading, Source
 
 UNCLOSED = "a string is not closed"
 _MAX_DEPTH = 64
 
 _CLOSERS = {"}": "{", "]": "[", ")": "("}
-
-_IN_STRING = {quote: re.compile(rf"[^{quote}\\<\n]*") for quote in "\"'`"}
-_KEY = {quote: re.compile(rf"[^{quote}\\\n]*") for quote in "\"'"}
+_IN_STRING = {quote: re.compile(rf"[^{ends}\\<\n]*") for quote, ends in ENDS.items()}
+_KEY = {quote: re.compile(rf"[^{ends}\\\n]*") for quote, ends in ENDS.items() if quote != "`"}
 _WORD = re.compile(r"[\w$]*")
 _NUMBER_OR_WORD = re.compile(r"[\w.+-]*")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
@@ -57,8 +58,8 @@ class Reader:
             return (yield from self._object(at))
         if char == "[":
             return (yield from self._array(at))
-        if char and char in "\"'`":
-            return (yield from self.string(at))
+        if char in ENDS:
+            return (yield from self._joined(at) if self.open[-1:] == ["{"] else self.string(at))
         return (yield from self._literal(at))
 
     def skip(self, at: int) -> Reading[int]:
@@ -79,6 +80,8 @@ class Reader:
         members: dict[str, Any] = {}
         self.open.append("{")
         at = yield from self.skip(at + 1)
+        if (yield from self.source.char(at)) == "{":
+            return (yield from self._doubled(at))
         while (yield from self.source.char(at)) != "}":
             key, at = yield from self._key(at)
             at = yield from self.skip(at)
@@ -92,6 +95,16 @@ class Reader:
             at = yield from self._separator(at, "}")
         self.open.pop()
         return members, at + 1
+
+    def _doubled(self, at: int) -> Reading[tuple[dict[str, Any], int]]:
+        """An object in doubled braces, as templates write them, from its second brace on."""
+        members, at = yield from self.value(at)
+        at = yield from self.skip(at)
+        missing = yield from self._only_brackets_missing(at, members)
+        if not missing and (yield from self.source.char(at)) != "}":
+            raise Unreadable('a "}" is missing', at)
+        self.open.pop()
+        return members, at if missing else at + 1
 
     def _array(self, at: int) -> Reading[tuple[list[Any], int]]:
         items: list[Any] = []
@@ -131,9 +144,9 @@ class Reader:
                 raise Unreadable("a string is missing", at)
             return self.source.text[at:end], end
         end = yield from self._quoted_key_end(at, quote)
-        if (yield from self.source.char(end)) != quote:
+        if (yield from self.source.char(end)) not in [*ENDS[quote]]:
             raise Unreadable(UNCLOSED, end)
-        return _decoded(self.source.text[at + 1 : end], quote), end + 1
+        return decoded(self.source.text[at + 1 : end], quote), end + 1
 
     def _quoted_key_end(self, at: int, quote: str) -> Reading[int]:
         end = at + 1
@@ -156,10 +169,29 @@ class Reader:
         colon = yield from self.source.spaces(end)
         return end > at and (yield from self.source.char(colon)) == ":"
 
+    def _joined(self, at: int) -> Reading[tuple[str, int]]:
+        """The value of a member: one string, or pieces of one that stand on lines of their own or have a `+` between."""
+        text, at = yield from self.string(at)
+        while (more := (yield from self._next_piece(at))) >= 0:
+            piece, at = yield from self.string(more)
+            text += piece
+        return text, at
+
+    def _next_piece(self, at: int) -> Reading[int]:
+        """Where the next piece of a joined string begins, or -1. In place of it there could only be a key."""
+        start = yield from self.source.spaces(at)
+        plus = (yield from self.source.char(start)) == "+"
+        if not plus and "\n" not in self.source.text[at:start]:
+            return -1
+        start = (yield from self.source.spaces(start + 1)) if plus else start
+        if (yield from self.source.char(start)) not in ('"', "'") or (yield from self._key_ahead(start, quoted=True)):
+            return -1
+        return start
+
     def string(self, at: int, *, raw: bool = False) -> Reading[tuple[str, int]]:
         """A string in any kind of quotes; `raw` leaves backslashes as they are."""
         quote = yield from self.source.char(at)
-        if quote != "`" and (yield from self.source.holds(quote * 3, at)):
+        if quote in "\"'" and (yield from self.source.holds(quote * 3, at)):
             end = yield from self.source.find(quote * 3, at + 3)
             if end < 0:
                 next_call = self.source.text.find("<tool_call>", at)
@@ -168,21 +200,18 @@ class Reader:
         else:
             end = yield from self._string_end(at, quote)
             body = self.source.text[at + 1 : end - 1]
-        return (body if raw else _decoded(body, quote)), end
+        return (body if raw else decoded(body, quote)), end
 
     def _string_end(self, start: int, quote: str) -> Reading[int]:
-        at, paired = start + 1, True  # inner quotes come in pairs; the second of one ends no string
+        at, paired, ends = start + 1, True, ENDS[quote]  # inner quotes come in pairs; the second of one ends no string
         while True:
             at = yield from self.source.run(_IN_STRING[quote], at)
             char = yield from self.source.char(at)
-            if char == quote:
+            if char and char in ends:
                 if (yield from self._closes(at + 1)) and paired:
                     return at + 1
                 self.mended = True
-                apostrophe = (
-                    quote == "'" and self.source.text[at - 1].isalpha() and self.source.text[at + 1 : at + 2].isalpha()
-                )
-                paired = paired == apostrophe
+                paired = paired == (char in APOSTROPHES and self._within_word(at))
             elif char == "\\":
                 yield from self.source.char(at + 1)
                 at += 1
@@ -190,11 +219,14 @@ class Reader:
                 raise Unreadable(UNCLOSED, min(at, len(self.source.text)))
             at += 1
 
+    def _within_word(self, at: int) -> bool:
+        return self.source.text[at - 1].isalpha() and self.source.text[at + 1 : at + 2].isalpha()
+
     def _closes(self, at: int) -> Reading[bool]:
         """Whether the structure goes on behind a quote, so that the quote ends its string. In Python it always does."""
         if self.open[:1] == ["("]:
             return True
-        depth = len(self.open)
+        depth, behind = len(self.open), at
         start, at = at, (yield from self.skip(at))
         char = yield from self.source.char(at)
         while depth and char in _CLOSERS and _CLOSERS[char] == self.open[depth - 1]:
@@ -209,12 +241,15 @@ class Reader:
             return start != at or char in "`{[,;)}]<"
         in_object = self.open[depth - 1] == "{"
         if char != ",":
-            return in_object and (yield from self._key_ahead(at, quoted=True))
+            return in_object and (
+                (yield from self._key_ahead(at, quoted=True))
+                or (start == behind and (yield from self._next_piece(behind)) >= 0)
+            )
         at = yield from self.skip(at + 1)
         char = yield from self.source.char(at)
         if in_object:
             return char == "}" or (yield from self._key_ahead(at))
-        return char in "\"'`{[]-tfnTFN" or char.isdigit()
+        return char in ENDS or char in "{[]-tfnTFN" or char.isdigit()
 
     def _limit_tag(self, at: int) -> Reading[bool]:
         """Whether a tag stands here that ends a call, or begins the next one."""
@@ -249,30 +284,3 @@ class Reader:
             return json.loads(word), end
         except ValueError as error:  # leading zeros, or thousands of digits
             raise Unreadable(f"{word[:20]} is not a JSON number", at) from error
-
-
-_ESCAPE = re.compile(r'\\u[0-9a-fA-F]{4}|\\\\"|\\.|"', re.DOTALL)
-_ESCAPE_IN_SINGLE = re.compile(r"\\u[0-9a-fA-F]{4}|\\\\'|\\.|\"", re.DOTALL)
-
-
-def _decoded(body: str, quote: str) -> str:
-    """What the text between two quotes says. Doubly escaped inner quotes are quotes."""
-    escape = _ESCAPE_IN_SINGLE if quote == "'" else _ESCAPE
-    return str(json.loads('"' + escape.sub(_as_json_escape, body.rstrip("\\") + _even(body)) + '"', strict=False))
-
-
-def _even(body: str) -> str:
-    """The backslashes at the end of a body, made a whole number of escapes."""
-    count = len(body) - len(body.rstrip("\\"))
-    return "\\" * (count + count % 2)
-
-
-def _as_json_escape(match: re.Match[str]) -> str:
-    token = match[0]
-    if token in ('"', '\\\\"'):
-        return '\\"'
-    if token in ("\\'", "\\\\'"):
-        return "'"
-    if token == "\\\n":  # a line that goes on, as in Python
-        return ""
-    return token if len(token) > 2 or token[1] in '"\\/bfnrt' else "\\" + token

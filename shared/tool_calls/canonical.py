@@ -9,9 +9,9 @@ import functools
 import re
 
 from shared.records import ToolCall
-from shared.tool_calls import labelled_calls, python_calls
+from shared.tool_calls import labelled_calls
 from shared.tool_calls.json_values import complete
-from shared.tool_calls.offered import Offered
+from shared.tool_calls.offered import NAMESPACES, Offered
 from shared.tool_calls.quotations import is_example
 from shared.tool_calls.shapes import canonical_call
 from shared.tool_calls.source import Source
@@ -55,5 +55,5 @@ def is_plain_line(source: Source, start: int, offered: Offered) -> bool:
 @functools.lru_cache(maxsize=64)
 def _line_starts(names: tuple[str, ...]) -> tuple[tuple[str, ...], int]:
     """How lines begin that may hold a call, in small letters, and how many characters of a line show it."""
-    starts = tuple(name.lower() for name in (*names, *python_calls.PREFIXES, *labelled_calls.NAME_LABELS))
+    starts = tuple(name.lower() for name in (*names, *NAMESPACES, *labelled_calls.NAME_LABELS))
     return starts, max(map(len, starts))

@@ -21,7 +21,7 @@ _KNOWN = {tool["function"]["name"]: tool for tool in TOOLS}
 
 def run_cases(path: Path, *, stream: bool) -> tuple[list[str], str]:
     """What went wrong, one text for each failing case, and a closing line `calls X/Y negatives Z/W`."""
-    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    cases = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     faults = {number: fault(case, stream=stream) for number, case in enumerate(cases)}
     positive = [not faults[number] for number, case in enumerate(cases) if case["expect_calls"]]
     negative = [not faults[number] for number, case in enumerate(cases) if not case["expect_calls"]]

@@ -39,7 +39,7 @@ _MAX_FAILURES = 4000
 _FAR_FAILURE = 20  # what it counts when reading failed far from where it began
 _TRIGGER = re.compile(r"[<`{\[\n]")
 _NEWLINE = re.compile("\n")
-_INDENT = re.compile(r"[ \t\ufeff\u200b]*")
+_INDENT = re.compile(r"[ \t\xa0\ufeff\u200b]*")
 _TICKS = re.compile("`*")
 
 
@@ -126,8 +126,9 @@ class Grammar:
             return (yield from self._ticks(at))
         if char == "[":
             return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
-        announced = not self._quotation and is_announced(self.source.text, at)  # a `{` within a line
-        return (yield from self._block(Opening(at, at, bare=True))) if announced else at + 1
+        follows_call = self._block_end > max(0, at - 8) and not self.source.text[self._block_end : at].strip()
+        may_stand = follows_call or (not self._quotation and is_announced(self.source.text, at))
+        return (yield from self._block(Opening(at, at, bare=True))) if may_stand else at + 1
 
     def _line(self, start: int) -> Reading[int]:
         """The start of a line. Indentation belongs to what stands behind it."""
@@ -250,8 +251,8 @@ class Grammar:
         else:
             start = end
             end, fence_open = yield from closing(self.source, start, found)
-            self._tag_open = found.tags and "<" not in self.source.text[start:end]
             if not example:
+                self._tag_open = found.tags and "<" not in self.source.text[start:end]
                 self._kept = self._block_end = end
         if fence_open:
             self._quotation = self._quotation or Quotation("fence", end)
@@ -261,21 +262,19 @@ class Grammar:
         """Make the calls of an item calls of the text, unless a quotation around them ends."""
         if self._quotation:
             end = yield from self._quotation.end(self.source)
-            if end >= 0:
+            if end > found.start:
                 raise _Quoted(end)
-            self._quotation = None
-        self._drop_stray(found)
+            self._doubtful = [] if end >= 0 else self._doubtful
+            self._quotation = None  # it ended within what was no call, or never does
+        if self._stray and found.explicit:
+            self._kept = max(self._kept, self._stray.body)
+        self._stray = None
         self._flow(found.start)
         self.content.call()
         self._kept = item.end
         self.calls += item.calls
         self.family = self.family or item.family or found.family
         self._wordy = False
-
-    def _drop_stray(self, found: Opening) -> None:
-        if self._stray and found.explicit:
-            self._kept = max(self._kept, self._stray.body)
-        self._stray = None
 
     def _no_call(self, found: Opening, item: Item) -> int:
         self._explain(item)

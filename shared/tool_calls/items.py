@@ -6,20 +6,23 @@ reading may go on.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from dataclasses import dataclass
 
 from shared.records import ToolCall
 from shared.tool_calls import python_calls, xml_calls
 from shared.tool_calls.almost_json import Reader, Unreadable
-from shared.tool_calls.json_values import read
-from shared.tool_calls.markup import Opening
-from shared.tool_calls.offered import Offered
+from shared.tool_calls.json_values import read, read_quoted
+from shared.tool_calls.markup import Opening, opening, tag_name
+from shared.tool_calls.offered import Offered, without_namespace
 from shared.tool_calls.shapes import FORM, call_of, calls_in
 from shared.tool_calls.source import Reading, Source
 
 _FAR = 64  # characters; shorter failures cost nothing
 _NAME = re.compile(r"[\w.-]*")
+_INDEX = re.compile(r":?\d*")
+_EXAMPLE = re.compile(r"\b(?:example|format|schema|template|usage|syntax)", re.IGNORECASE)
 _NAMED_OBJECT = re.compile(r"""[\[\s]*\{\s*["']name["']\s*:\s*["'](\w+)["']""")
 
 
@@ -35,9 +38,24 @@ class Item:
 
 
 def read_item(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
-    """The item at the body of an opening."""
+    """The item at the body of an opening, also behind a comment, unless that says that an example follows."""
+    if not (found.tags or found.fence):
+        return (yield from _item(source, found, offered))
+    body = yield from Reader(source).skip(found.body)
+    if body == found.body:
+        return (yield from _item(source, found, offered))
+    if _EXAMPLE.search(source.text, found.body, min(body, found.body + _FAR)):
+        return Item((), found.body)
+    item = yield from _item(source, dataclasses.replace(found, body=body), offered)
+    far = item.far or body - found.body > _FAR
+    return item if item.calls or item.end > body else dataclasses.replace(item, end=found.body, far=far)
+
+
+def _item(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
     at = found.body
     char = yield from source.char(at)
+    if char == '"' and (found.tags or found.fence) and (yield from source.char(at + 1)) in ("{", "["):
+        return (yield from _json(source, found, offered))
     if char == "{" or (char == "[" and not (yield from _is_python_list(source, at))):
         return (yield from _json(source, found, offered))
     if char == "<":
@@ -98,8 +116,9 @@ def _is_python_list(source: Source, at: int) -> Reading[bool]:
 
 def _json(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
     at = found.body
+    quoted = (yield from source.char(at)) == '"'
     try:
-        value, end = yield from read(source, at)
+        value, end = yield from (read_quoted if quoted else read)(source, at)
     except Unreadable as error:
         end = max(at + 1, error.position)
         return Item((), end, _complaint(source, at, error, found, offered), far=end - at > _FAR or error.unclosed)
@@ -131,6 +150,9 @@ def _line_ends(source: Source, at: int, found: Opening) -> Reading[bool]:
     if char and char in ",;":
         at = yield from source.spaces(at + 1)
         return (yield from source.char(at)) in ("", "{", "[")
+    if found.bare and char.isupper():  # a sentence of its own
+        after = yield from source.char(at + 1)
+        return after.islower() or after in (" ", "'")
     return char in ("", "\n", "{", "[", "<", "`")
 
 
@@ -150,17 +172,35 @@ def _python_program(source: Source, at: int, offered: Offered) -> Reading[Item]:
 
 
 def _named_json(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
-    """`name {...}` between tags."""
-    end = yield from source.run(_NAME, found.body)
-    name = source.text[found.body : end]
-    at = yield from source.spaces(end)
-    if (yield from source.holds("[ARGS]", at)):
-        at += len("[ARGS]")
-    if name not in offered or (yield from source.char(at)) != "{":
+    """`name {...}` between tags; other chat templates have a separator, an index, a type before it, a fence around the object."""
+    name, at = yield from _name(source, found.body)
+    if name == "function" and name not in offered:
+        name, at = yield from _name(source, at)
+    if name not in offered:
+        return Item((), found.body)
+    inner = yield from opening(source, at, Opening(at, at))
+    at = inner.body
+    if inner.tags or (yield from source.char(at)) != "{":
         return Item((), found.body)
     try:
         given, end = yield from read(source, at)
     except Unreadable as error:
         return Item((), max(at + 1, error.position), far=error.position - at > _FAR or error.unclosed)
+    if inner.fence:
+        closer = yield from source.spaces(end)
+        end = closer + 3 if (yield from source.holds("```", closer)) else end
     call = call_of(name, given, offered, explicit=found.explicit)
     return Item((call,), end) if isinstance(call, ToolCall) else Item((), end, call)
+
+
+def _name(source: Source, at: int) -> Reading[tuple[str, int]]:
+    """A name, and the position behind what separates it from what follows."""
+    end = yield from source.run(_NAME, at)
+    name = without_namespace(source.text[at:end])
+    at = yield from source.spaces((yield from source.run(_INDEX, end)))
+    if (yield from source.holds("[ARGS]", at)):
+        return name, (yield from source.spaces(at + len("[ARGS]")))
+    if (yield from source.char(at)) == "<" and (yield from source.char(at + 1)) in ("|", "｜"):
+        _, end = yield from tag_name(source, at)
+        at = yield from source.spaces(end + 1)
+    return name, at

@@ -6,7 +6,8 @@ import json
 import re
 from typing import Any
 
-from shared.tool_calls.almost_json import Reader
+from shared.tool_calls import escaped_json
+from shared.tool_calls.almost_json import Reader, Unreadable
 from shared.tool_calls.source import Reading, Source
 
 _REST = re.compile(r"[\s\w.,:+-]*")  # what strict JSON holds besides strings and brackets
@@ -52,7 +53,28 @@ def read(source: Source, at: int) -> Reading[tuple[Any, int]]:
     value, end = complete(source.text, at)
     if end < 0 and not source.final and (yield from _strict_end(source, at)) >= 0:
         value, end = complete(source.text, at)
-    return (value, end) if end >= 0 else (yield from Reader(source).value(at))
+    if end >= 0:
+        return value, end
+    if not (yield from escaped_json.may_begin(source, at)):
+        return (yield from Reader(source).value(at))
+    text, end = yield from escaped_json.read(source, at)
+    return _decoded(text, end), end
+
+
+def read_quoted(source: Source, at: int) -> Reading[tuple[Any, int]]:
+    """The value of the JSON text in the JSON string that begins at `at`, and the position behind it. Raises Unreadable."""
+    yield from _strict_string_end(source, at + 1)
+    text, end = complete(source.text, at)
+    if end < 0:
+        raise Unreadable("a string is not closed", at + 1)
+    return _decoded(text, end), end
+
+
+def _decoded(text: str, end: int) -> Any:
+    value = value_of(text)
+    if value is None:
+        raise Unreadable("what is quoted is not JSON", end - 1)
+    return value
 
 
 def _strict_end(source: Source, at: int) -> Reading[int]:

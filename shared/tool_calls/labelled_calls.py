@@ -1,4 +1,4 @@
-"""Calls written with labels, each on its line: ReAct's `Action: name` / `Action Input: ...` and Qwen-Agent's markers.
+"""Calls written with labels: ReAct's `Action: name` / `Action Input: ...` or `Action: name[input]`, and Qwen-Agent's markers.
 
 The input is a JSON object, or bare text for a tool with a single argument: one line, or the lines up to the next label or
 blank line where it begins as SQL does. Only offered tools count.
@@ -23,6 +23,7 @@ _INPUT_LABELS = {"action input", "action_input", "input", "arguments", "args", "
 _STOP_LABELS = {"observation", "thought", "action", "final answer", "answer", "✿result✿", "✿return✿"}
 _LABEL = re.compile(r"[*_#\w ✿]{0,28}")
 _DECORATION = "*_# \t"
+_NUMBER = "0123456789 "  # of the step: `Action 2:`
 _REST = re.compile(r"[^\n]*")
 _SQL = re.compile(r"(?:SELECT|WITH|INSERT|UPDATE|DELETE|EXPLAIN|PRAGMA)\b", re.IGNORECASE)
 _NAMED = re.compile(r"\w+\s*[=:]")
@@ -39,6 +40,8 @@ def read_call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCa
     name = source.text[start:end].strip(" \t*_`\"'")
     if name.partition("(")[0] in offered and "(" in name:
         return (yield from _python_action(source, start, offered))
+    if label == "action" and name.endswith("]"):
+        return _bracketed(name, offered), end
     after = yield from source.spaces(end)
     if name not in offered:
         return None, at
@@ -55,6 +58,15 @@ def read_call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCa
     return (call, end) if isinstance(call, ToolCall) else (None, at)
 
 
+def _bracketed(text: str, offered: Offered) -> ToolCall | None:
+    """The call in `name[input]`."""
+    name, _, given = text[:-1].partition("[")
+    if name.strip() not in offered or _NAMED.match(given) or given.count("[") != given.count("]"):
+        return None
+    call = call_of(name.strip(), _unquoted(given.strip()), offered, explicit=False)
+    return call if isinstance(call, ToolCall) else None
+
+
 def _python_action(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCall | None, int]]:
     calls, end = yield from read_calls(source, at, offered)
     rest = yield from source.line_spaces(end)
@@ -66,7 +78,7 @@ def _label(source: Source, at: int, labels: set[str]) -> Reading[tuple[str, int]
     while True:
         match = _LABEL.match(source.text, at)
         end = match.end() if match else at
-        label = source.text[at:end].strip(_DECORATION).lower()
+        label = source.text[at:end].strip(_DECORATION).rstrip(_NUMBER).lower()
         if source.final or end < len(source.text) or not any(known.startswith(label) for known in labels):
             break
         yield
@@ -93,9 +105,13 @@ def _input(source: Source, at: int) -> Reading[tuple[Any, int]]:
         text = fenced[1] if fenced[1] is not None else fenced[2]
     elif text.startswith("`"):
         return None, end  # a fence that never ends: cut
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]:
-        text = text[1:-1]
-    return text, end
+    return _unquoted(text), end
+
+
+def _unquoted(text: str) -> str:
+    """A text without the quotes around it, where they are the only ones of their kind."""
+    quoted = len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" and text[0] not in text[1:-1]
+    return text[1:-1] if quoted else text
 
 
 def _text_end(source: Source, at: int) -> Reading[int]:

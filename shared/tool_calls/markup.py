@@ -14,12 +14,13 @@ from shared.tool_calls.quotations import TAGS
 from shared.tool_calls.source import Reading, Source
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>")
-_MARKER, _MARKER_END = "[TOOL_CALLS]", "[/TOOL_CALLS]"
+_MARKERS = ("[TOOL_CALLS]", "[TOOL_REQUEST]")
+_MARKER_ENDS = ("[/TOOL_CALLS]", "[END_TOOL_REQUEST]")
 
-_TAG_NAME = re.compile(r"[\w|｜▁.-]*")
+_TAG_NAME = re.compile(r"[\w:|｜▁.-]*")
 _WRAPPER = re.compile(
-    r"(?!.*(?:respon|result|output|error|example|begin_of))"
-    r"(?:[|｜]?[\w▁-]*(?:tool|func|call|json|invoke|action|python_tag)[\w▁-]*[|｜]?)|response|request",
+    r"(?!.*(?:respon|result|output|error|example|begin_of|name))"
+    r"(?:[|｜]?[\w:▁-]*(?:tool|func|call|json|invoke|action|plugin|python_tag)[\w:▁-]*[|｜]?)|response|request",
     re.IGNORECASE,
 )
 _ATTRIBUTES = re.compile(r"[^\n<>{]*")
@@ -71,14 +72,22 @@ def opening(source: Source, at: int, found: Opening) -> Reading[Opening]:
                 break
             explicit = found.explicit or name == "tool_call"
             at, found = end + 1, dataclasses.replace(found, tags=True, explicit=explicit)
-        elif char == "[" and (yield from source.holds(_MARKER, at)):
-            at, found = at + len(_MARKER), dataclasses.replace(found, tags=True)
+        elif char == "[" and (marker := (yield from _marker(source, at, _MARKERS))):
+            at, found = at + len(marker), dataclasses.replace(found, tags=True)
         elif char == "`" and not found.fence and (yield from source.holds("```", at)):
             at = yield from source.run(_INFO, (yield from source.run(_TICKS, at)))
             found = dataclasses.replace(found, fence=True)
         else:
             break
     return dataclasses.replace(found, body=at)
+
+
+def _marker(source: Source, at: int, markers: tuple[str, ...]) -> Reading[str]:
+    """Which of these stands here; "" if none does."""
+    for marker in markers:
+        if (yield from source.holds(marker, at)):
+            return marker
+    return ""
 
 
 def _attributes_end(source: Source, at: int) -> Reading[int]:
@@ -106,8 +115,8 @@ def closing(source: Source, at: int, found: Opening) -> Reading[tuple[int, bool]
             end, inline = here + 1, False
         elif char and char in "}])" and here == at:
             end = here + 1
-        elif char == "[" and (yield from source.holds(_MARKER_END, here)):
-            end = here + len(_MARKER_END)
+        elif char == "[" and (marker := (yield from _marker(source, here, _MARKER_ENDS))):
+            end = here + len(marker)
         elif char and char in ",;" and here == at and (found.tags or found.fence):
             end = here + 1
         if end < 0:
@@ -116,13 +125,17 @@ def closing(source: Source, at: int, found: Opening) -> Reading[tuple[int, bool]
 
 
 def _closing_tag_end(source: Source, at: int) -> Reading[int]:
-    slash = (yield from source.char(at + 1)) == "/"
-    name, end = yield from tag_name(source, at + slash)
+    token = (yield from source.char(at + 1)) == "|"
+    slash = (yield from source.char(at + 1 + token)) == "/"
+    name, end = yield from tag_name(source, at + (1 + token if slash else 0))
     if name in TAGS or not (slash or (len(name) > 2 and name[0] in "|｜" and name[-1] in "|｜")):
         return -1
     if not slash and is_wrapper(name) and "end" not in name.lower():
         return -1  # a special token that opens the next call
-    return end + ((yield from source.char(end)) == ">")
+    closed = (yield from source.char(end)) == ">"
+    if slash and closed and not is_wrapper(name) and name != "s":
+        return -1  # it closes something else
+    return end + closed
 
 
 def _closing_fence_end(source: Source, at: int) -> Reading[int]:

@@ -1,4 +1,4 @@
-"""The tools that a request offers, and whether arguments fit them."""
+"""The tools that a request offers, what they are called, and whether arguments fit them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
     "string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict,
     "null": type(None),
 }  # fmt: skip
+NAMESPACES = ("functions.", "function.", "tools.", "tool.", "default_api.")
+_NAMESPACE = re.compile("|".join(map(re.escape, NAMESPACES)))
 _INTEGER = re.compile(r"-?(?:0|[1-9]\d{0,300})")
 _BOOLEANS = {"true": True, "True": True, "false": False, "False": False}
-_PLACEHOLDER = re.compile(r"\s*<[^<>]*>\s*")
+_PLACEHOLDER = re.compile(r"\s*(?:<[^<>]*>|\{\{?\s*\w+\s*\}?\})\s*")
 _ELLIPSIS = re.compile(r"(?:^|\s)(?:\.\.\.|…)(?:\s|$)")
 
 
@@ -59,8 +61,14 @@ class Offered:
         return ""
 
 
+def without_namespace(name: str) -> str:
+    """A name as it is offered, where a model writes it as part of a module."""
+    prefix = _NAMESPACE.match(name)
+    return name[prefix.end() :] if prefix else name
+
+
 def is_placeholder(arguments: Mapping[str, Any]) -> bool:
-    """Whether a text stands for an argument (`<table>`, `SELECT ...`) in place of being one."""
+    """Whether a text stands for an argument (`<table>`, `{table}`, `SELECT ...`) in place of being one."""
     texts = [value for value in arguments.values() if isinstance(value, str)]
     return any(_PLACEHOLDER.fullmatch(text) or _ELLIPSIS.search(text) for text in texts)
 

@@ -11,13 +11,11 @@ from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls.almost_json import Reader, Unreadable
-from shared.tool_calls.offered import Offered
+from shared.tool_calls.offered import NAMESPACES, Offered, without_namespace
 from shared.tool_calls.shapes import call_of
 from shared.tool_calls.source import Reading, Source
 
 _NAME = re.compile(r"[\w.]*")
-PREFIXES = ("functions.", "function.", "tools.", "tool.", "default_api.")
-_PREFIX = re.compile("|".join(map(re.escape, PREFIXES)))
 _LABEL = re.compile(r"[A-Za-z_ ]*")
 _CALL_LABEL = re.compile(r"(?:calling )?(?:tool|function)s?(?:[ _]calls?)?|call(?:ing)?", re.IGNORECASE)
 
@@ -59,12 +57,12 @@ def may_begin(source: Source, at: int, offered: Offered) -> Reading[bool]:
         word = _word(source, at)
         if at + len(word) < len(source.text):
             break
-        plain = _PREFIX.sub("", word, count=1)
+        plain = without_namespace(word)
         if not any(name.startswith(plain) for name in offered.names()) and not _may_be_prefix(word):
             return False
         yield
     word = _word(source, at)
-    return _PREFIX.sub("", word, count=1) in offered and source.text.startswith("(", at + len(word))
+    return without_namespace(word) in offered and source.text.startswith("(", at + len(word))
 
 
 def _word(source: Source, at: int) -> str:
@@ -73,12 +71,12 @@ def _word(source: Source, at: int) -> str:
 
 
 def _may_be_prefix(word: str) -> bool:
-    return any(prefix.startswith(word) for prefix in PREFIXES)
+    return any(prefix.startswith(word) for prefix in NAMESPACES)
 
 
 def _call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCall | None, int]]:
     end = yield from source.run(_NAME, at)
-    name = _PREFIX.sub("", source.text[at:end], count=1)
+    name = without_namespace(source.text[at:end])
     if name not in offered or (yield from source.char(end)) != "(":
         return None, end
     try:

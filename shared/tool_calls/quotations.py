@@ -20,6 +20,9 @@ TAGS = {
     "reflection",
     "tool_response",
     "example",
+    "pre",
+    "code",
+    "blockquote",
 }
 _NEAR = 200  # characters before a call that can say what it is
 _DOCUMENTS = {"md", "markdown", "mdx", "rst"}
@@ -34,6 +37,7 @@ _EXAMPLE = re.compile(
 )
 _ANNOUNCED = re.compile(
     r"^\W{0,4}(?:(?:tool|function)s?(?:[ _]calls?)?|call|action|json)\W{0,4}:\W{0,3}$|"
+    r"\b(?:here is|here's|this is) (?:the|my|a) (?:\w+ ){0,2}(?:call|request|query|JSON)\W{0,4}:\W{0,3}$|"
     r"\b(?:I'll|I will|I'm going to|let me|let's|calling)\b[^|`\"]*[.:!]\s+$",
     re.IGNORECASE,
 )
@@ -73,7 +77,7 @@ def is_announced(text: str, at: int) -> bool:
     """Whether the words before it on its line say that a call comes."""
     _, newline, words = text[max(0, at - _NEAR) : at].rpartition("\n")
     return (
-        (bool(newline) or at < _NEAR) and not words.lstrip().startswith(("-", "*")) and bool(_ANNOUNCED.search(words))
+        (bool(newline) or at < _NEAR) and not words.lstrip().startswith(("- ", "* ")) and bool(_ANNOUNCED.search(words))
     )
 
 
@@ -103,16 +107,17 @@ def _inline_end(source: Source, at: int) -> Reading[int]:
 
 
 def quoted_document_end(source: Source, at: int, ticks: int) -> Reading[int]:
-    """The end of a fence that can hold other fences: one of more than three backticks, or of a Markdown text; else -1."""
+    """The end of a fence of a Markdown text, or of one with more than three backticks around another fence; else -1."""
     end = yield from source.run(_INFO, at)
     document = source.text[at:end].strip().lower() in _DOCUMENTS and (yield from source.char(end)) == "\n"
     if ticks == 3 and not document:
         return -1
-    depth = 1
+    depth, alone = 1, True
     while depth:
         start, end = end, (yield from _fence_end(source, end))
         if end < 0:
             return -1
         opens = ticks == 3 and (yield from source.char(end)).isalnum()
         depth += 1 if opens else -source.text.endswith("`" * ticks, start, end)
-    return end
+        alone = alone and not depth
+    return end if document or not alone else -1

@@ -13,14 +13,15 @@ from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls.json_values import value_of
-from shared.tool_calls.offered import Offered, is_placeholder
+from shared.tool_calls.offered import Offered, is_placeholder, without_namespace
 
 FORM = '{"name": ..., "arguments": {...}}'
 _NAME = re.compile(r"[^\W\d][\w.:/-]{0,127}")
 _NAME_KEYS = ("name", "tool", "function", "tool_name", "function_name", "action")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args", "input", "params", "tool_input", "action_input", "kwargs")
 _USUAL_KEYS = {"name", "arguments"}
-_WRAPPER_KEYS = ("function", "function_call", "tool_call")
+_LIST_KEYS = ("tool_calls", "function_calls")
+_WRAPPER_KEYS = ("function", "function_call", "tool_call", "tool")
 _OTHER_KEYS = {"id", "index", "type", "call_id", "tool_call_id", "thought", "thoughts", "reason", "reasoning", "role", "content"}  # fmt: skip
 _MAX_DEPTH = 64
 
@@ -64,17 +65,17 @@ def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolC
 
 def _items(value: Any) -> list[Any]:
     """A JSON value as a list of possible calls."""
-    if isinstance(value, dict) and isinstance(value.get("tool_calls"), list):
-        value = value["tool_calls"]
+    if isinstance(value, dict):
+        value = next((value[key] for key in _LIST_KEYS if _wraps(value, key, list)), value)
     return (value or [None]) if isinstance(value, list) else [value]
 
 
 def _call(value: Any, offered: Offered, explicit: bool) -> ToolCall | str:
-    fields = _fields(value)
+    fields = _fields(value, offered)
     name_key = next((key for key in _NAME_KEYS if isinstance(fields.get(key), str)), None)
     if name_key is None or not _NAME.fullmatch(fields[name_key].strip()):
         return f"The <tool_call> names no tool; write {FORM}." if explicit else ""
-    name = fields[name_key] if explicit else fields[name_key].strip()
+    name = fields[name_key] if explicit else without_namespace(fields[name_key].strip())
     key = next((key for key in _ARGUMENT_KEYS if key in fields), None)
     if not explicit and (name not in offered or key is None or fields.keys() - _OTHER_KEYS - {name_key, key}):
         return ""
@@ -84,11 +85,20 @@ def _call(value: Any, offered: Offered, explicit: bool) -> ToolCall | str:
     return call_of(name, given, offered, explicit=explicit)
 
 
-def _fields(value: Any) -> dict[str, Any]:
-    """The object that holds the name, which other objects may wrap."""
+def _fields(value: Any, offered: Offered) -> dict[str, Any]:
+    """The object that holds the name, which other objects may wrap, or whose only key the name may be."""
     if not isinstance(value, dict) or "name" in value:
         return value if isinstance(value, dict) else {}
-    return next((value[key] for key in _WRAPPER_KEYS if isinstance(value.get(key), dict)), value)
+    if len(value) == 1:
+        ((name, given),) = value.items()
+        if name in offered and isinstance(given, dict) and not offered.misfit(name, offered.typed(name, given)):
+            return {"name": name, "arguments": given}
+    return next((value[key] for key in _WRAPPER_KEYS if _wraps(value, key, dict)), value)
+
+
+def _wraps(value: dict[str, Any], key: str, kind: type) -> bool:
+    """Whether an object only wraps what stands under `key`; records of a call say more about it."""
+    return isinstance(value.get(key), kind) and not value.keys() - _OTHER_KEYS - {key}
 
 
 def _is_definition(fields: dict[str, Any], key: str | None) -> bool:

@@ -14,8 +14,8 @@ from typing import TypeVar
 _T = TypeVar("_T")
 Reading = Generator[None, None, _T]  # yields whenever it needs more text; returns what it read
 
-_SPACE = re.compile(r"\s*")
-_LINE_SPACE = re.compile(r"[ \t]*")
+_SPACE = re.compile(r"[\s\u200b\ufeff]*")
+_LINE_SPACE = re.compile(r"[ \t\r\xa0\u200b\ufeff]*")
 
 
 class Source:
@@ -47,13 +47,13 @@ class Source:
             yield
 
     def spaces(self, at: int) -> Reading[int]:
-        """The next position that holds no white space."""
+        """The next position that holds no white space, also none without width."""
         if at < len(self.text) and self.text[at] > " " and self.text[at] < "\x7f":
             return at
         return (yield from self.run(_SPACE, at))
 
     def line_spaces(self, at: int) -> Reading[int]:
-        """The next position that holds no space or tab."""
+        """The next position that holds no space, tab or other invisible character."""
         return (yield from self.run(_LINE_SPACE, at))
 
     def holds(self, literal: str, at: int) -> Reading[bool]:

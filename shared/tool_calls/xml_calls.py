@@ -1,8 +1,8 @@
 """Calls written as XML: `<function=name><parameter=key>value</parameter></function>` and its relatives.
 
-The name stands in the tag (`<function=name>`, `<invoke name="name">`, `<name>`), the arguments in parameter elements, in
-elements named as the parameters, as a JSON object, or in attributes. Values are text; the schema gives them their type. A
-value whose closing tag is missing has been cut, and a cut call is no call.
+The name stands in the tag (`<function=name>`, `<invoke name="name">`, `<name>`) or in an element of its own, the arguments in
+parameter elements, in elements named as the parameters, as a JSON object, or in attributes. Values are text; the schema gives
+them their type. A value whose closing tag is missing has been cut, and a cut call is no call.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from shared.tool_calls.shapes import call_of
 from shared.tool_calls.source import Reading, Source
 
 _CALL_TAGS = {"function", "invoke", "tool", "tool_call", "function_call", "call", "tool_use", "function-call"}
+_NAME_TAGS = {"name", "tool_name", "function_name"}
 _PARAMETER_TAGS = {"parameter", "param", "arg", "argument"}
 _ARGUMENT_TAGS = {"arguments", "parameters", "args", "input", "params"}
 CUT = "The tool call was cut off before it was complete; write it again in full."
@@ -52,7 +53,7 @@ def read_call(source: Source, at: int, offered: Offered, *, explicit: bool) -> R
     and where to read on."""
     try:
         tag = yield from _opening_tag(source, at)
-        name = tag.attributes.pop("name", "") if tag.name in _CALL_TAGS else tag.name if tag.name in offered else ""
+        name = yield from _name(source, tag, offered)
         if not isinstance(name, str) or not name or (name not in offered and not explicit):
             return "", at
         given, end = yield from _arguments(source, tag, name, offered)
@@ -62,6 +63,22 @@ def read_call(source: Source, at: int, offered: Offered, *, explicit: bool) -> R
         given = offered.typed(name, given)
     call = call_of(name, given, offered, explicit=explicit)
     return call, end
+
+
+def _name(source: Source, tag: _Tag, offered: Offered) -> Reading[Any]:
+    """The name of the called tool, or "". An element that holds it becomes the beginning of the call."""
+    if tag.name in _CALL_TAGS:
+        return tag.attributes.pop("name", "")
+    if tag.name in offered:
+        return tag.name
+    if tag.name not in _NAME_TAGS or tag.attributes:
+        return ""
+    end = yield from source.search(_TEXT, tag.end)
+    closer = f"</{tag.name}>"
+    if not (yield from source.holds(closer, end)):
+        return ""
+    name, tag.end = source.text[tag.end : end].strip(), end + len(closer)
+    return name
 
 
 def may_begin(name: str, char: str, offered: Offered) -> bool:

@@ -5,10 +5,11 @@ vLLM this file is given by its path, and the rest is found beside it:
 
     vllm serve MODEL --enable-auto-tool-choice --tool-call-parser qwen25_coder --tool-parser-plugin PATH/qwen25_coder_parser.py
 
-Module names are those of vLLM 0.10 to 0.32, tried newest first. Streaming: text flows until something that may begin a call; a
-call is sent whole as soon as nothing that follows can change it, one behind `<tool_call>` with its last bracket. Up to 0.31
-vLLM gives no sign of the end but the end-of-turn token, a stop token or the request's own token limit. Where all are missing
-(a stop string, a full context) what is still undecided is not sent: text behind an opener, or a bare call without a line end.
+Module names are those of vLLM 0.10 to 0.33, tried newest first. Streaming: text flows until something that may begin a call; a
+call is sent whole as soon as nothing that follows can change it, one behind `<tool_call>` with its last bracket. Newer vLLM calls
+`finish_streaming` at the end. Older vLLM gives no sign of it but the end-of-turn token, a stop token or the request's own token
+limit. Where all are missing (a stop string, a full context) what is still undecided is not sent: text behind an opener, or a bare
+call without a line end.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def _from_vllm(name: str, modules: Sequence[str]) -> Any:
             return getattr(importlib.import_module(module), name)
         except (ImportError, AttributeError):
             continue
-    raise ImportError(f"This vLLM has no {name} in {', '.join(modules)}; versions 0.10 to 0.32 do.")
+    raise ImportError(f"This vLLM has no {name} in {', '.join(modules)}; versions 0.10 to 0.33 do.")
 
 
 ToolParser: Any = _from_vllm("ToolParser", _PARSERS)
@@ -68,7 +69,6 @@ class Qwen25CoderToolParser(ToolParser):
     def __init__(self, tokenizer: Any, *tools: Any, **options: Any) -> None:
         super().__init__(tokenizer, *tools, **options)
         self._stream: Stream | None = None
-        self._read = 0  # characters of the answer given to the stream
         self._token_limit: int | None = None
         self._end_ids: set[int] = set()
 
@@ -103,10 +103,9 @@ class Qwen25CoderToolParser(ToolParser):
         request: Any,
     ) -> Any:
         """What can be sent after this delta; None when everything has to wait."""
-        if self._stream is None or self._read != len(previous_text):
-            self._stream = self._begin(previous_text, request)
-        update = self._stream.feed(current_text[self._read :])
-        self._read = len(current_text)
+        if self._stream is None:
+            self._stream = self._begin(request)
+        update = self._stream.feed(delta_text)
         full = self._token_limit is not None and len(current_token_ids) >= self._token_limit
         if not full and self._end_ids.isdisjoint(delta_token_ids):
             return self._message(*update)
@@ -118,15 +117,15 @@ class Qwen25CoderToolParser(ToolParser):
         rest = self._stream.finish() if self._stream else None
         return self._message(rest.content, rest.calls) if rest else None
 
-    def _begin(self, read: str, request: Any) -> Stream:
-        """Start on an answer, of which something may have been read before."""
+    def _begin(self, request: Any) -> Stream:
+        """Start on an answer; how it may end depends on the request."""
+        self.engine_based_streaming = (
+            True  # newer vLLM asks it at the end; earlier it would break `required` and named calls
+        )
         options = vars(request)  # reading `max_tokens` as an attribute warns that it is deprecated
         self._token_limit = options.get("max_completion_tokens") or options.get("max_tokens")
         self._end_ids = self._end_of_turn_ids | set(options.get("stop_token_ids") or ())
-        stream = Stream(_tools(request))
-        stream.feed(read)
-        self._read = len(read)
-        return stream
+        return Stream(_tools(request))
 
     def _message(self, content: str, calls: Sequence[ToolCall]) -> Any:
         if not content and not calls:

@@ -18,10 +18,12 @@ from shared.report_page import interval_chart, line_chart, readable
 from shared.reward import Reward
 from shared.runs import RunDirectory, finish_stage, write_json
 from shared.settings import Config
+from shared.tool_calls import render_call
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 SQL = "SELECT count(*) FROM claims WHERE note < '<b>'"
 KINDS = ("seen_database", "unseen_database")
+FENCED = f"```json\n{json.dumps({'name': 'execute_sql', 'arguments': {'sql': SQL}})}\n```"
 QUESTIONS = [Question(f"q{i}", "shop", f"Question {i}?", SQL, "x", split_kind=KINDS[i % 2]) for i in range(40)]
 
 
@@ -41,9 +43,9 @@ def run(tmp_path: Path) -> RunDirectory:
 def episode(question: Question, correct: bool) -> Episode:
     call = ToolCall("execute_sql", {"sql": SQL})
     turns = (
-        Turn("t", "", (call,), (), ("Error: no such column",), (False,), 1, 300, 20, None),
-        Turn("t", "", (call,), (), ("n\n3\n(1 row)",), (True,), 1, 340, 20, True),
-        Turn("t", "3", (), (), (), (), 0, 380, 10, True),
+        Turn(FENCED, "", (call,), (), ("Error: no such column",), (False,), 0, 300, 20, None),
+        Turn(render_call(call), "", (call,), (), ("n\n3\n(1 row)",), (True,), 1, 340, 20, True),
+        Turn("3", "3", (), (), (), (), 0, 380, 10, True),
     )
     function = {"name": "execute_sql", "arguments": json.dumps({"sql": SQL})}
     messages = [
@@ -95,7 +97,7 @@ def test_the_table_has_a_row_per_model_and_kind_of_database(config: Config, whol
     sft = rows[3]
     assert sft[0] == "after SFT"
     assert re.fullmatch(r"50\.0% \(3\d\.\d% to 6\d\.\d%\)", sft[1])
-    assert sft[2:] == ["40", "100.0%", "0.0%", "100.0%", "2.5", "61"]
+    assert sft[2:] == ["40", "100.0%", "33.3%", "100.0%", "2.5", "61"]
     assert rows[4][1].startswith("100.0%")
     assert rows[5][1].startswith("0.0%")
 
@@ -150,6 +152,20 @@ def test_the_page_is_whole_and_escapes_what_the_model_wrote(config: Config, whol
     checker = _Balance()
     checker.feed(html)
     assert checker.open == []
+
+
+def test_the_report_says_how_each_model_wrote_its_calls(config: Config, whole_run: RunDirectory) -> None:
+    """Half of the SFT model's episodes have a fenced call before the canonical one and the answer."""
+    calls = collect(config, whole_run)["calls"]
+    forms = ["hermes", "fenced", "no call"]
+    assert calls["header"] == ["model", "texts", *forms, "calls, stock Hermes grammar", "calls, qwen25_coder"]
+    assert calls["rows"][:2] == [
+        ["base", "80", "50.0%", "0.0%", "50.0%", "40", "40"],
+        ["after SFT", "100", "40.0%", "20.0%", "40.0%", "40", "60"],
+    ]
+    write_report(config, whole_run)
+    for name in ("report.md", "report.html"):
+        assert "How calls were written" in (whole_run.report / name).read_text()
 
 
 def test_the_readme_block_is_replaced_and_nothing_else(config: Config, whole_run: RunDirectory, tmp_path: Path) -> None:

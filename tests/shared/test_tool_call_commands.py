@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from shared.records import Episode, StopReason, Turn, to_json
+from shared.prompts import TOOLS
+from shared.records import Episode, StopReason, Turn, to_json, write_jsonl
 from shared.tool_calls.__main__ import main
+from shared.tool_calls.report import conformance, side_by_side, texts_of
 from tests.shared.tool_call_examples import COLUMNS_JSON, TAGGED
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +77,21 @@ def test_a_report_counts_forms_calls_and_reasons_over_texts_and_episodes(
     assert "| hermes | 2 | 40.0% |" in table
     assert "| bare | 1 | 20.0% |" in table
     assert "| stock Hermes grammar | 2 |\n| qwen25_coder | 3 |\n| malformed: The text inside" in table
+
+
+def test_a_report_leaves_out_lost_episodes_and_turns_whose_text_is_not_known(tmp_path: Path) -> None:
+    known, unknown = (Turn(text, "", (), (), (), (), None, 1, 1, None) for text in ("a\u2028b", None))
+    lost = Episode("q", (known,), StopReason.INFRASTRUCTURE, None)
+    path = tmp_path / "episodes.jsonl"
+    write_jsonl(path, [lost, Episode("q", (unknown, known), StopReason.ANSWERED, None)])
+    assert list(texts_of(path)) == ["a\u2028b"]
+
+
+def test_models_stand_side_by_side_with_the_forms_that_occur() -> None:
+    found = conformance([TAGGED, COLUMNS_JSON, "<tool_call>no</tool_call>", "Three."], TOOLS)
+    header, rows = side_by_side({"base": found, "silent": conformance([], TOOLS)})
+    assert header == ["model", "texts", "hermes", "bare", "malformed", "no call", *header[-2:]]
+    assert rows == [["base", "4", "25.0%", "25.0%", "25.0%", "25.0%", "1", "2"]]
 
 
 def test_the_grammar_needs_neither_torch_nor_vllm_nor_any_other_package() -> None:

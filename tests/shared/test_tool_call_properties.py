@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from shared.prompts import TOOLS
@@ -19,6 +19,8 @@ from tests.shared.chatml import render
 from tests.shared.examples import tiny_tokenizer
 from tests.shared.tool_call_examples import COLUMNS_JSON, NEGATIVES, POSITIVES, QUERY_JSON, TAGGED
 
+patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines can be busy
+
 words = st.text(st.characters(exclude_characters="<`{[", exclude_categories=["Cs"]), max_size=20)
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=12),
@@ -28,6 +30,7 @@ values = st.recursive(
 calls = st.builds(ToolCall, st.sampled_from(["execute_sql", "unknown"]), st.dictionaries(words, values, max_size=2))
 turns = st.tuples(words, st.lists(calls, min_size=1, max_size=3))
 
+BROKEN = '{"name": "get_columns", "arz?</think>'
 markup = [
     "<tool_call>", "</tool_call>", "<tools>", "</tools>", "<think>", "</think>", "```", "```json\n", "```python\n", "\n", "\n\n",
     " ", ",", "{", "}", "[", "]", "(", ")", '"', "'", ":", "=", "\\", "`", "<|im_end|>", "<|endoftext|>", "| ", "> ", "#", "/*", "*/",
@@ -39,6 +42,7 @@ markup = [
 texts = st.lists(st.sampled_from(markup) | st.text(max_size=3), max_size=14).map("".join)
 
 
+@patient
 @given(turns)
 def test_a_rendered_turn_is_read_back_exactly(turn: tuple[str, list[ToolCall]]) -> None:
     content, turn_calls = turn
@@ -47,6 +51,7 @@ def test_a_rendered_turn_is_read_back_exactly(turn: tuple[str, list[ToolCall]]) 
     assert render_turn(parsed.content, parsed.calls) == render_turn(content, turn_calls)
 
 
+@patient
 @given(turns)
 def test_a_turn_that_was_read_gives_the_template_the_same_tokens_again(turn: tuple[str, list[ToolCall]]) -> None:
     tokenizer, prompt = tiny_tokenizer(), [{"role": "user", "content": "How many?"}]
@@ -63,6 +68,7 @@ def _encoded(call: ToolCall) -> dict[str, object]:
     return {"type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
 
 
+@patient
 @given(texts, st.randoms(use_true_random=False))
 def test_any_text_streams_to_what_it_is_as_a_whole(text: str, chance: random.Random) -> None:
     parsed = parse(text, TOOLS)
@@ -71,7 +77,11 @@ def test_any_text_streams_to_what_it_is_as_a_whole(text: str, chance: random.Ran
     assert streamed_result(pieces, TOOLS) == streamed_result(text, TOOLS) == parsed
 
 
+@patient
 @given(texts)
+@example(
+    f'<think>or <tool_call>\n{BROKEN}<tool_ce": "get_columns", "all>\n{QUERY_JSON}\n</tool_ca_call>\n{BROKEN}<tool_call>\n{QUERY_JSON}\n</tool_call>'
+)
 def test_no_text_is_invented_and_none_is_lost_without_a_call(text: str) -> None:
     parsed = parse(text, TOOLS)
     if not parsed.calls:
@@ -96,7 +106,7 @@ def test_text_before_survives_whatever_the_form_of_the_call(before: str, text: s
 HOSTILE = ["<", "{", "[\n", "{\n", '{"a":\n', "<tool_call>", '<tool_call>["', "<tools>{'a':1}", "<think>", "```\n", '```json\n{"a":1}\n',
            " \n", "{'", '"\n{', "9", "<|im_end|>", "[1,\n", QUERY_JSON, "<function=execute_sql><parameter=sql>", "<execute_sql>x", "`a",
            "get_columns(", "get_columns('\n", "Action: execute_sql\nAction Input: {\"a\": \"\n", '["<tool_call>",\n', '{"""', "/*{\n", "\n", "|\n",
-           "````\n", "```md\n", TAGGED, '"a", ', "\\", "<a b='", "[get_columns(", "Action: ", '{"a": "b" "c": ', "</tool_call>"]  # fmt: skip
+           "````\n", "```md\n", TAGGED, '"a", ', "\\", "<a b='", "[get_columns(", "Action: ", '{"a": "b" "c": ', "</tool_call>", "<tool_call>/*", "```\n/*\n", '<tool_call>{\\"a', '{\\"a', "{{", "“", '"a"\n+', "Action: get_columns["]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", HOSTILE)

@@ -1,6 +1,7 @@
-"""The adapter against the module layouts of vLLM 0.10 to 0.32, recorded as small packages with the same names and fields.
+"""The adapter against the contracts of vLLM 0.10 to 0.33, recorded as small packages with the same names and fields.
 
-What the installed vLLM really does is tested in `test_vllm_parser`; this shows that the imports find their way elsewhere.
+What the installed vLLM really does is tested in `test_vllm_parser`; this shows that the imports find their way elsewhere, and
+that the end of a stream is heard where vLLM announces it: to parsers that then say `engine_based_streaming`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LAYOUTS = {
     "0.13": (PARSERS, "vllm.entrypoints.openai.protocol", "self, tokenizer"),
     "0.15": (PARSERS, "vllm.entrypoints.openai.engine.protocol", "self, tokenizer"),
     "0.20": (PARSERS, "vllm.entrypoints.openai.engine.protocol", "self, tokenizer, tools=None"),
-    "0.32": (PARSERS, "vllm.entrypoints.generate.base.protocol", "self, tokenizer, tools=None"),
+    "0.33": (PARSERS, "vllm.entrypoints.generate.base.protocol", "self, tokenizer, tools=None"),
 }
 
 PARSER_MODULE = """
@@ -58,8 +59,11 @@ for end in range(len(text)):
     last = end == len(text) - 1
     messages.append(parser.extract_tool_calls_streaming(text[:end], text[:end + 1], text[end], [], [1], [7 if last else 1], request))
 deltas = [delta for message in messages if message for delta in message.tool_calls]
+parser, bare = make(), text[text.index("{"):text.rindex("}") + 1]
+undecided = parser.extract_tool_calls_streaming("", bare, bare, [], [1], [1], request)
+rest = parser.finish_streaming() if getattr(parser, "engine_based_streaming", False) else None
 print(json.dumps([whole.content, whole.tool_calls[0].function.arguments, "".join(m.content or "" for m in messages if m),
-                  deltas[0].function.name, deltas[1].function.arguments]))
+                  deltas[0].function.name, deltas[1].function.arguments, undecided, rest.tool_calls[1].function.arguments]))
 """
 
 
@@ -73,7 +77,15 @@ def test_the_adapter_finds_its_way_in_each_layout(version: str, tmp_path: Path) 
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     arguments_json = '{"table": "claims"}'
-    assert json.loads(done.stdout) == ["So.", arguments_json, "So.", "get_columns", arguments_json]
+    assert json.loads(done.stdout) == [
+        "So.",
+        arguments_json,
+        "So.",
+        "get_columns",
+        arguments_json,
+        None,
+        arguments_json,
+    ]
 
 
 def test_a_vllm_of_another_layout_is_refused_in_a_sentence(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 from shared.prompts import TOOLS
 from shared.records import ToolCall
@@ -14,6 +15,13 @@ SEARCH = ToolCall("search_schema", {"query": "claims"})
 COLUMNS_JSON = '{"name": "get_columns", "arguments": {"table": "claims"}}'
 QUERY_JSON = '{"name": "execute_sql", "arguments": {"sql": "SELECT 1"}}'
 TAGGED = render_call(COLUMNS)
+
+
+ARGUMENTS_JSON = '{"table": "claims"}'
+ESCAPED_ARGUMENTS = ARGUMENTS_JSON.replace('"', '\\"')
+ESCAPED_JSON = COLUMNS_JSON.replace('"', '\\"')
+DOUBLED_JSON = COLUMNS_JSON.replace("{", "{{").replace("}", "}}")
+TYPOGRAPHIC_JSON = re.sub('"([^"]*)"', r"“\1”", COLUMNS_JSON)
 
 
 def sql(text: str) -> ToolCall:
@@ -36,6 +44,12 @@ POSITIVES: dict[str, list[Positive]] = {
         (f"Look.{TAGGED}\n\nThen\n{render_call(QUERY)}", [COLUMNS, QUERY], "Look.\nThen"),
     ],
     "wrappers": [
+        (f"<|tool_call|>[{COLUMNS_JSON}]<|/tool_call|>", [COLUMNS], ""),
+        (f"<|action_start|><|plugin|>{COLUMNS_JSON}<|action_end|>", [COLUMNS], ""),
+        (f"[TOOL_REQUEST]{COLUMNS_JSON}[END_TOOL_REQUEST]", [COLUMNS], ""),
+        ('<seed:tool_call>\n<function=get_columns>\n<parameter=table>claims</parameter>\n</function>\n</seed:tool_call>', [COLUMNS], ""),
+        (f"<answer>\n{TAGGED}\n</answer>", [COLUMNS], "<answer>\n</answer>"),
+        (f"<tool_call>\u200b\n{COLUMNS_JSON}\n</tool_call>", [COLUMNS], ""),
         (f"<tool_calls>[{COLUMNS_JSON}, {QUERY_JSON}]</tool_calls>", [COLUMNS, QUERY], ""),
         (f"<tool_use>{COLUMNS_JSON}</tool_use>", [COLUMNS], ""),
         (f"<json>\n{COLUMNS_JSON}\n</json>", [COLUMNS], ""),
@@ -45,6 +59,7 @@ POSITIVES: dict[str, list[Positive]] = {
         ('<tool_call>get_columns\n{"table": "claims"}</tool_call>', [COLUMNS], ""),
     ],
     "fenced": [
+        (f"````json\n{COLUMNS_JSON}\n````", [COLUMNS], ""),
         (f"Here is the call: ```json\n{COLUMNS_JSON}\n```\nSo.", [COLUMNS], "Here is the call: \nSo."),
         (f"```json\n{COLUMNS_JSON}\n```json\n{QUERY_JSON}\n```", [COLUMNS, QUERY], ""),
         (f"```json\n[{COLUMNS_JSON},\n {QUERY_JSON}]\n```", [COLUMNS, QUERY], ""),
@@ -53,6 +68,11 @@ POSITIVES: dict[str, list[Positive]] = {
         (f"```sql\nSELECT 2;\n{TAGGED}", [COLUMNS], "```sql\nSELECT 2;"),
     ],
     "bare": [
+        (f"{TAGGED}{QUERY_JSON}", [COLUMNS, QUERY], ""),
+        (f"**Tool call:** {COLUMNS_JSON}", [COLUMNS], "**Tool call:** "),
+        (f"Here is the function call: {COLUMNS_JSON}\r\n", [COLUMNS], "Here is the function call: "),
+        (f"{COLUMNS_JSON} I wait for the result.", [COLUMNS], "I wait for the result."),
+        ('{"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "get_columns", "arguments": "{\\"table\\": \\"claims\\"}"}}]}', [COLUMNS], ""),
         (f"{COLUMNS_JSON}}}", [COLUMNS], ""),
         (COLUMNS_JSON[:-1], [COLUMNS], ""),
         (f"The ` is odd.\n\n{COLUMNS_JSON}", [COLUMNS], "The ` is odd.\n"),
@@ -101,6 +121,58 @@ POSITIVES: dict[str, list[Positive]] = {
         (f"Action: {COLUMNS_JSON}", [COLUMNS], "Action: "),
         ('Tool: get_columns\nArguments: {"table": "claims"}', [COLUMNS], ""),
     ],
+    "bracketed": [
+        ("Thought: I look.\nAction: get_columns[claims]\nObservation: id", [COLUMNS], "Thought: I look.\nObservation: id"),
+        ("Action 2: execute_sql[SELECT a FROM t WHERE b = '[x]']", [sql("SELECT a FROM t WHERE b = '[x]'")], ""),
+        ('**Action:** get_columns["claims"]', [COLUMNS], ""),
+        ('Action: get_columns[{"table": "claims"}]', [COLUMNS], ""),
+        (f"Action 1: get_columns\nAction Input 1: {ARGUMENTS_JSON}", [COLUMNS], ""),
+    ],
+    "escaped": [
+        (ESCAPED_JSON, [COLUMNS], ""),
+        (f"So.\n<tool_call>\n{ESCAPED_JSON}\n</tool_call>\n{QUERY_JSON}", [COLUMNS, QUERY], "So."),
+        (f"```json\n[{ESCAPED_JSON}, {ESCAPED_JSON}]\n```", [COLUMNS, COLUMNS], ""),
+        (f"<tools>{{{ESCAPED_JSON}}}</tools>", [COLUMNS], ""),
+        (r'{\"name\": \"execute_sql\", \"arguments\": {\"sql\": \"SELECT \\\"a\\\"\\nFROM ' + "{t}[1]" + r'\"}}', [sql('SELECT "a"\nFROM {t}[1]')], ""),
+        (f'<tool_call>\n"{ESCAPED_JSON}"\n</tool_call>', [COLUMNS], ""),
+        (f'Action: get_columns\nAction Input: "{ESCAPED_ARGUMENTS}"', [COLUMNS], ""),
+        (f'<function=get_columns>"{ESCAPED_ARGUMENTS}"</function>', [COLUMNS], ""),
+    ],
+    "doubled_braces": [
+        (DOUBLED_JSON, [COLUMNS], ""),
+        (f"<tool_call>\n{DOUBLED_JSON}\n</tool_call>", [COLUMNS], ""),
+        (f"<tool_call>\n{{{COLUMNS_JSON}}}\n</tool_call>", [COLUMNS], ""),
+        (f"<tool_call>\n{{{COLUMNS_JSON}\n</tool_call>", [COLUMNS], ""),
+        ('{{"name": "execute_sql", "arguments": {{"sql": "SELECT "a" FROM {{t}}"}}}}', [sql('SELECT "a" FROM {{t}}')], ""),
+    ],
+    "typographic": [
+        (TYPOGRAPHIC_JSON, [COLUMNS], ""),
+        (f"```json\n{TYPOGRAPHIC_JSON}\n```", [COLUMNS], ""),
+        (TYPOGRAPHIC_JSON.replace("“", "”"), [COLUMNS], ""),
+        (TYPOGRAPHIC_JSON.replace("“", "‘").replace("”", "’"), [COLUMNS], ""),
+        ('<tool_call>\n{“name”: “execute_sql”, “arguments”: {“sql”: “SELECT “a”, "b" FROM t”}}\n</tool_call>', [sql('SELECT “a”, "b" FROM t')], ""),
+        ('{"name": "search_schema", "arguments": {"query": "the “top” ones",}}', [ToolCall("search_schema", {"query": "the “top” ones"})], ""),
+    ],
+    "joined": [
+        ('{"name": "execute_sql", "arguments": {"sql": "SELECT a " +\n  "FROM t"}}', [sql("SELECT a FROM t")], ""),
+        ('<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT a "\n  "FROM t"\n}}\n</tool_call>', [sql("SELECT a FROM t")], ""),
+        ('{"name": "execute_sql", "arguments": {"sql": "SELECT "a" + "b" FROM t"}}', [sql('SELECT "a" + "b" FROM t')], ""),
+        ('{"arguments": {"sql": "SELECT 1"}\n "name": "execute_sql"}', [QUERY], ""),
+    ],
+    "comments": [
+        (f"```json\n// the columns first\n{COLUMNS_JSON}\n```", [COLUMNS], ""),
+        (f"```\n# the columns first\n/* then the rows */\n{COLUMNS_JSON}\n```\nSo.", [COLUMNS], "So."),
+        (f"<tool_call>\n// look\n{COLUMNS_JSON}\n</tool_call>", [COLUMNS], ""),
+    ],
+    "named": [
+        ('<tool_call>\n{"get_columns": {"table": "claims"}}\n</tool_call>', [COLUMNS], ""),
+        ('```json\n[{"get_columns": {"table": "claims"}}, {"execute_sql": {"sql": "SELECT 1"}}]\n```', [COLUMNS, QUERY], ""),
+        ('{"name": "functions.get_columns", "arguments": {"table": "claims"}}', [COLUMNS], ""),
+        ('<tool_call>\n<name>get_columns</name>\n<arguments>{"table": "claims"}</arguments>\n</tool_call>', [COLUMNS], ""),
+        ("<function_call>\n<name>get_columns</name>\n<parameters>\n<table>claims</table>\n</parameters>\n</function_call>\nSo.", [COLUMNS], "So."),
+        ('<|tool_calls_section_begin|><|tool_call_begin|>functions.get_columns:0<|tool_call_argument_begin|>{"table": "claims"}<|tool_call_end|><|tool_calls_section_end|>', [COLUMNS], ""),
+        ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_columns\n```json\n{"table": "claims"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [COLUMNS], ""),
+    ],
     "thinking": [
         (f"<think>\n{COLUMNS_JSON}", [COLUMNS], "<think>"),
         (f"<think>or {TAGGED}?</think>{render_call(QUERY)}", [QUERY], f"<think>or {TAGGED}?</think>"),
@@ -120,6 +192,7 @@ NEGATIVES: dict[str, list[str]] = {
         f"- {COLUMNS_JSON}\n1. {QUERY_JSON}",
     ],
     "examples": [
+        f'The format is:\n<tool_call>\n{COLUMNS_JSON}\naims"}}}}\n</tool_call>',
         f"The format is:\n{TAGGED}",
         f"For example:\n```json\n{COLUMNS_JSON}\n```\nThat is all.",
         f"A call looks like this:\n\n{COLUMNS_JSON}",
@@ -131,6 +204,11 @@ NEGATIVES: dict[str, list[str]] = {
         "<function=get_columns>\n<parameter=table>\n...\n</parameter>\n</function>",
     ],
     "data": [
+        f'{{"tool_call": {COLUMNS_JSON}, "status": "ok", "rows": 3}}',
+        f'{{"model": "m", "tool_calls": [{COLUMNS_JSON}], "usage": {{"total": 12}}}}',
+        f"{COLUMNS_JSON} OK 12 ms",
+        f"<pre>\n{COLUMNS_JSON}\n</pre>\nis what was sent.",
+        f"<code>{TAGGED}</code>",
         '{"name": "execute_sql", "arguments": {"sql": "SELECT 1"}, "result": [[1]]}',
         f"The log shows: {COLUMNS_JSON}",
         f"{COLUMNS_JSON}, as you see",
@@ -159,7 +237,52 @@ NEGATIVES: dict[str, list[str]] = {
         "if x:\n    execute_sql('SELECT 1')",
         "Use <execute_sql> or <function=execute_sql> then.",
     ],
+    "templates": [
+        f"The escaped form is {ESCAPED_JSON} here.",
+        f"{ESCAPED_JSON} is the form.",
+        f"`{ESCAPED_JSON}`, escaped",
+        '{\\"name\\": \\"Alice\\", \\"arguments\\": {}}',
+        '{\\"name\\": \\"get_columns\\", \\"parameters\\": {\\"type\\": \\"object\\", \\"properties\\": {}}}',
+        r"{\alpha} and {\"beta\"} are {\gamma}.",
+        '"get_columns": {"table": "claims"}',
+        '<tool_call>\n{{"name": <function-name>, "arguments": <args-json-object>}}\n</tool_call>',
+        '{{"name": "get_columns", "arguments": {{"table": "{table}"}}}}',
+        "{{ customer.name }} has {{ total }} claims.",
+        '{{"a": 1}, {"b": 2}}',
+        "{“name”: “Alice”, “total”: 3}",
+        f"“{COLUMNS_JSON}”",
+        f"He wrote: “{TYPOGRAPHIC_JSON}”",
+        "“get_columns” lists the columns of “claims”.",
+        f"```json\n// example of a call\n{COLUMNS_JSON}\n```",
+        f"```\n# The format:\n{COLUMNS_JSON}\n```",
+        f"```js\n// the client\nsend({COLUMNS_JSON});\n```",
+        '{"get_columns": {"calls": 3, "mean_ms": 12}}',
+        '{"get_columns": "lists the columns of a table"}',
+        '{"get_columns": {"table": "claims"}, "execute_sql": {"calls": 2}}',
+        "<name>get_columns</name> is the name of a tool, its <arguments> follow.",
+        "<tool>\n<name>send_mail</name>\n<arguments>{}</arguments>\n</tool>",
+    ],
+    "actions": [
+        "Action: Finish[42]",
+        "Action: get_columns[claims] reads the columns.",
+        "Thought: get_columns[claims] would help.\nFinal Answer: 3",
+        "get_columns[claims]",
+        "- Action: get_columns[claims]\n- Action: execute_sql[SELECT 1]",
+        "> Action: get_columns[claims]",
+        "Tool: get_columns[table]",
+        'Action: get_columns[table="claims"]',
+        "Action: get_columns[<table>]",
+        "Action: get_columns[]",
+    ],
     "cut": [
+        r"{\"name\": \"execute_sql\", \"arguments\": {\"sql\": \"SELECT a",
+        r"<tool_call>" + "\n" + r"{\"name\": \"execute_sql\", \"arguments\": {\"sql\": \"SELECT a\"",
+        '{{"name": "execute_sql", "arguments": {{"sql": "SELECT a"',
+        "{“name”: “execute_sql”, “arguments”: {“sql”: “SELECT a FROM t WHERE b = ‘",
+        '{"name": "execute_sql", "arguments": {"sql": "SELECT a " +',
+        '{"name": "execute_sql", "arguments": {"sql": "SELECT a "\n  "FROM t WHERE',
+        "Action: execute_sql[SELECT a FROM t WHERE b = '[x]",
+        '<tool_call>\n"{\\"name\\": \\"execute_sql\\", \\"arguments\\": {\\"sql\\": \\"SELECT a',
         '{"name": "execute_sql", "arguments": {"sql": "SELECT json(\'{"a": {"b": "c"}}',
         '<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT a FROM t WHERE b = "',
         '<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT \'{"a": "b"}',
