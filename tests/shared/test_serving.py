@@ -32,7 +32,9 @@ def test_the_server_listens_on_loopback_and_serves_tool_calls() -> None:
 
 
 def test_gpu_settings_reach_the_server_on_a_gpu_alone() -> None:
-    config = load_config(PIPELINE, "gpu", ["vllm.tensor_parallel=2", "vllm.num_gpu_blocks_override=900"])
+    config = load_config(
+        PIPELINE, "gpu", ["grpo.gpus_per_node=2", "vllm.tensor_parallel=2", "vllm.num_gpu_blocks_override=900"]
+    )
     argv = server_argv(Path("/m"), config, 1)
     pairs = dict(pairwise(argv))
     assert (pairs["--tensor-parallel-size"], pairs["--num-gpu-blocks-override"]) == ("2", "900")
