@@ -124,23 +124,23 @@ def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
     gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_STOP_GRACE", 0.05)
-    late = asyncio.Event()
+    go_on, late = asyncio.Event(), asyncio.Event()
 
     async def stubborn(task: RolloutTask) -> float:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600 if task.input == "late" else 0)
         if task.input == "late":
-            await asyncio.sleep(0.2)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            await go_on.wait()
             late.set()
         return 1.0
 
     async def scenario() -> None:
         rollout, _ = gateway.queue("late", "next")
-        async with serving(gateway, stubborn, concurrency=1, episode_timeout_seconds=0.1):
+        async with serving(gateway, stubborn, concurrency=1, episode_timeout_seconds=1.0):
             await reach(gateway, "failed", "succeeded")
-            assert not late.is_set()
+            go_on.set()
             await asyncio.wait_for(late.wait(), 5)
-        assert gateway.error(rollout) == "timed out after 0.1 s"
+        assert gateway.error(rollout) == "timed out after 1 s"
         assert gateway.rewards(rollout) == []
 
     asyncio.run(scenario())
