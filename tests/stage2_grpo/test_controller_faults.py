@@ -60,12 +60,12 @@ def test_the_end_of_a_step_ends_what_runs_and_what_still_waits(gateway: Scripted
     async def scenario() -> None:
         gateway.clock = lambda: 0.0
         running, waiting = gateway.queue("x", "x")
-        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.2):
+        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.5):
             await reach(gateway, "running", "queuing")
-            gateway.clock = lambda: 0.2
+            gateway.clock = lambda: 0.5
             await reach(gateway, "failed", "failed")
-        assert gateway.error(running) == "timed out after 0.2 s"
-        assert gateway.error(waiting) == "its step was over before it could start, after 0.2 s"
+        assert gateway.error(running) == "timed out after 0.5 s"
+        assert gateway.error(waiting) == "its step was over before it could start, after 0.5 s"
 
     asyncio.run(scenario())
 
