@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from tqdm import tqdm
 from shared.agent import run_episode
 from shared.chat import ChatClient
 from shared.database import Database
-from shared.records import Episode, Question, StopReason, episode_from_json, to_json, write_jsonl
+from shared.records import Episode, JsonlTail, Question, StopReason, episode_from_row, to_json, write_jsonl
 from shared.settings import Config
 from shared.tokens import Tokenizer
 from shared.tools import Toolbox
@@ -21,14 +19,8 @@ from shared.tools import Toolbox
 
 def read_episodes(file: Path) -> dict[str, Episode]:
     """Episodes by question id. A half line, left by a killed process, and infrastructure endings do not count."""
-    episodes = {}
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                episode = episode_from_json(line)
-                if episode.stop is not StopReason.INFRASTRUCTURE:
-                    episodes[episode.question_id] = episode
-    return episodes
+    episodes = map(episode_from_row, JsonlTail(file).new_rows())
+    return {episode.question_id: episode for episode in episodes if episode.stop is not StopReason.INFRASTRUCTURE}
 
 
 class Player:

@@ -90,12 +90,10 @@ def question_from_json(line: str) -> Question:
     return Question(**json.loads(line))
 
 
-def episode_from_json(line: str) -> Episode:
-    """Inverse of `to_json` for episodes; unknown or missing fields raise TypeError or KeyError."""
-    row = json.loads(line)
-    row["turns"] = tuple(_turn(turn) for turn in row["turns"])
-    row["stop"] = StopReason(row["stop"])
-    return Episode(**row)
+def episode_from_row(row: dict[str, Any]) -> Episode:
+    """The episode of which `to_json` wrote this row; unknown or missing fields raise TypeError or KeyError."""
+    turns = tuple(_turn(turn) for turn in row["turns"])
+    return Episode(**{**row, "turns": turns, "stop": StopReason(row["stop"])})
 
 
 def _turn(row: dict[str, Any]) -> Turn:

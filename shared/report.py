@@ -9,7 +9,6 @@ Everything is read from what the stages left on disk, so a report can be made ag
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -177,8 +176,7 @@ def examples(model: dict[str, Any], run: RunDirectory, questions: Sequence[Quest
     """A few episodes of a model to read: a clean success, a success after an error, a failure."""
     texts = {question.id: question for question in questions}
     found: dict[str, dict[str, Any]] = {}
-    for line in (run.evaluation(model["who"]) / "episodes.jsonl").read_text(encoding="utf-8").splitlines():
-        episode = json.loads(line)
+    for episode in JsonlTail(run.evaluation(model["who"]) / "episodes.jsonl").new_rows():
         question = texts.get(episode["question_id"])
         if question is None or question.id not in model["correct"]:
             continue
@@ -210,8 +208,7 @@ def update_readme(file: Path, facts: dict[str, Any]) -> None:
 
 def _model(who: str, config: Config, run: RunDirectory, questions: Sequence[Question]) -> dict[str, Any]:
     folder = run.evaluation(who)
-    lines = (folder / "rewards.jsonl").read_text(encoding="utf-8").splitlines()
-    correct = {row["question_id"]: row["correct"] for row in map(json.loads, lines)}
+    correct = {row["question_id"]: row["correct"] for row in JsonlTail(folder / "rewards.jsonl").new_rows()}
     groups: dict[str, list[float]] = {}
     for question in questions:
         if question.id in correct and question.split_kind:

@@ -17,7 +17,7 @@ from shared.config import to_dict
 from shared.errors import UserError
 from shared.model_folder import check_model_folder, local_path, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
-from shared.records import Message, Question, read_questions, write_jsonl
+from shared.records import JsonlTail, Message, Question, read_questions, write_jsonl
 from shared.runs import (
     MODEL_CACHE,
     RunDirectory,
@@ -74,7 +74,7 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
                 )
             write_json(file.with_suffix(".dropped.json"), dropped)
             write_jsonl(file, [*taught.values(), *rows])
-        traces[split] = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        traces[split] = JsonlTail(file).new_rows()
         dropped = json.loads(file.with_suffix(".dropped.json").read_text(encoding="utf-8"))
         from_teacher = sum("teacher" in trace["provenance"] for trace in traces[split])
         counts[split] = {"traces": len(traces[split]), "from_teacher": from_teacher, "dropped": dropped}

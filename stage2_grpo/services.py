@@ -30,6 +30,8 @@ from shared.settings import Config
 from stage2_grpo import cpu_backend
 from stage2_grpo.rollout_agent import AgentSettings
 
+_ROOT = Path(__file__).resolve().parents[1]
+
 
 @dataclass(frozen=True)
 class Rollouts:
@@ -174,6 +176,9 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
     """Environment of the trainer; Ray hands it on to its workers, they to vLLM."""
     environment = {
         "AGL_KEY": key,
+        "PYTHONPATH": os.pathsep.join(
+            [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        ),  # workers run this code
         "VERL_FILE_LOGGER_PATH": str(folder / "trainer_metrics.jsonl"),
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "HYDRA_FULL_ERROR": "1",

@@ -61,7 +61,7 @@ def compare_verdicts(cases: Path, databases: Path, testsuite: Path | None) -> di
 def read_cases(file: Path) -> Iterator[dict[str, Any]]:
     """The cases of a JSONL file; raises UserError naming the line that is not one."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise UserError(f"{file} is not UTF-8 text ({error}); restore the file.") from error
     for number, line in enumerate(lines, start=1):

@@ -24,7 +24,7 @@ from shared.evaluate import (
 from shared.metrics import Summary
 from shared.model_folder import check_model_folder
 from shared.player import read_episodes
-from shared.records import Question, StopReason, ToolCall, episode_from_json, read_questions, to_json, write_jsonl
+from shared.records import Question, StopReason, ToolCall, episode_from_row, read_questions, to_json, write_jsonl
 from shared.runs import RunDirectory, question_file
 from shared.settings import Config
 from tests.scripted_server import Reply, ScriptedModel, answer, scripted_server
@@ -90,7 +90,7 @@ def test_an_interrupted_evaluation_plays_only_what_is_missing(
     first = run(questions, config, tmp_path / "e", solves)
     file = tmp_path / "e" / "episodes.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:6]) + lines[6][: len(lines[6]) // 2])
+    file.write_bytes("".join(lines[:6]).encode() + lines[6].encode()[: len(lines[6]) // 2] + "é".encode()[:1])
     asked = []
     again = run(questions, config, tmp_path / "e", lambda request: asked.append(number(request)) or solves(request))
     assert len(set(asked)) == 4
@@ -227,7 +227,7 @@ def test_episodes_survive_the_way_to_disk_and_back(questions: list[Question], co
     (episode,) = read_episodes(tmp_path / "e" / "episodes.jsonl").values()
     assert episode.stop is StopReason.ANSWERED
     assert episode.turns[0].calls == (ToolCall("execute_sql", {"sql": "SELECT count(*) FROM claims"}),)
-    assert episode_from_json(to_json(episode)) == episode
+    assert episode_from_row(json.loads(to_json(episode))) == episode
 
 
 def test_endpoints_without_token_ids_are_evaluated_too(

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from shared.records import JsonlTail
+from shared.records import JsonlTail, write_jsonl
 
 
 def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
@@ -22,3 +22,9 @@ def test_a_line_cut_by_a_kill_is_passed_over(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"step": 1}\n{"step": 2, "rew{"step": 2}\n7\n\n{"step": 3}\n')
     assert JsonlTail(file).new_rows() == [{"step": 1}, {"step": 3}]
+
+
+def test_only_a_newline_ends_a_row(tmp_path: Path) -> None:
+    rows = [{"text": "a\u2028b\u2029c\x85d"}, {"text": "e\r\nf"}]
+    assert write_jsonl(tmp_path / "rows.jsonl", rows) == 2
+    assert JsonlTail(tmp_path / "rows.jsonl").new_rows() == rows

@@ -58,22 +58,25 @@ async def hang(task: RolloutTask) -> float:
 
 def test_the_end_of_a_step_ends_what_runs_and_what_still_waits(gateway: ScriptedGateway) -> None:
     async def scenario() -> None:
+        gateway.clock = lambda: 0.0
         running, waiting = gateway.queue("x", "x")
-        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=1.0):
+        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.5):
+            await reach(gateway, "running", "queuing")
+            gateway.clock = lambda: 0.5
             await reach(gateway, "failed", "failed")
-        assert "timed out after" in gateway.error(running)
-        assert gateway.error(waiting) == "its step was over before it could start, after 1 s"
+        assert gateway.error(running) == "timed out after 0.5 s"
+        assert gateway.error(waiting) == "its step was over before it could start, after 0.5 s"
 
     asyncio.run(scenario())
 
 
 def test_a_new_step_has_all_its_time(gateway: ScriptedGateway) -> None:
     async def scenario() -> None:
+        gateway.clock = lambda: 0.0
         gateway.queue("old")
-        async with serving(gateway, hang, step_timeout_seconds=0.1):
-            await reach(gateway, "failed")
+        gateway.clock = lambda: 1000.0
         gateway.queue("new")
-        async with serving(gateway, lambda task: asyncio.sleep(0, 1.0), step_timeout_seconds=5.0):
+        async with serving(gateway, lambda task: asyncio.sleep(0, 1.0), step_timeout_seconds=600):
             await reach(gateway, "failed", "succeeded")
 
     asyncio.run(scenario())
@@ -97,7 +100,7 @@ def test_only_a_fault_of_the_infrastructure_is_tried_again(gateway: ScriptedGate
         assert {name: len(made) for name, made in tries.items()} == {"crash": 1, "wrong": 1, "lost": 2, "once": 2}
         assert tries["once"] == ["0/mode/train/openai/v1", "1/mode/train/openai/v1"]
         assert [gateway.rewards(rollout) for rollout in rollouts] == [[], [0.0], [], [1.0]]
-        assert sorted(gateway.events) == [(rollouts[1], "0"), (rollouts[3], "1")]
+        assert list(gateway.events) == [(rollouts[1], "0"), (rollouts[3], "1")]
 
     asyncio.run(scenario())
 
@@ -111,11 +114,9 @@ def test_a_try_gets_only_the_time_that_the_one_before_left(gateway: ScriptedGate
 
     async def scenario() -> None:
         gateway.queue("x")
-        async with serving(gateway, slow_and_lost, episode_timeout_seconds=0.3):
+        async with serving(gateway, slow_and_lost, episode_timeout_seconds=30):
             await reach(gateway, "failed")
-        assert times[0] == pytest.approx(0.3, abs=0.02)
-        assert times[1] < 0.11
-        assert gateway.error("r0") == "timed out after 0.3 s"
+        assert 30 >= times[0] >= times[1] + 0.2
 
     asyncio.run(scenario())
 
@@ -124,23 +125,23 @@ def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
     gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_STOP_GRACE", 0.05)
-    go_on, late = asyncio.Event(), asyncio.Event()
+    late = asyncio.Event()
 
     async def stubborn(task: RolloutTask) -> float:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600 if task.input == "late" else 0)
         if task.input == "late":
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.sleep(3600)
-            await go_on.wait()
+            await asyncio.sleep(1)
             late.set()
         return 1.0
 
     async def scenario() -> None:
         rollout, _ = gateway.queue("late", "next")
-        async with serving(gateway, stubborn, concurrency=1, episode_timeout_seconds=1.0):
+        async with serving(gateway, stubborn, concurrency=1, episode_timeout_seconds=0.5):
             await reach(gateway, "failed", "succeeded")
-            go_on.set()
+            assert not late.is_set()
             await asyncio.wait_for(late.wait(), 5)
-        assert gateway.error(rollout) == "timed out after 1 s"
+        assert gateway.error(rollout) == "timed out after 0.5 s"
         assert gateway.rewards(rollout) == []
 
     asyncio.run(scenario())
@@ -240,4 +241,4 @@ def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_p
     asyncio.run(scenario())
     assert [row["question_id"] for row in ended] == ["quick", "runaway"]
     assert [row["reward"]["correct"] for row in ended] == [True, False]
-    assert ended[0]["seconds"] < 1.0 < ended[1]["seconds"]
+    assert ended[1]["seconds"] > 1.0

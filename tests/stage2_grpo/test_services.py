@@ -49,6 +49,7 @@ def test_a_gateway_elsewhere_that_cannot_be_used_is_named_with_the_command_that_
 def test_without_a_cluster_everything_stays_on_loopback(tmp_path: Path) -> None:
     assert address_towards(None) == address_towards("127.0.0.1:6379") == "127.0.0.1"
     environment = trainer_environment(load_config(PIPELINE, "gpu"), tmp_path, "key")
+    assert environment["PYTHONPATH"].split(":")[0] == str(PIPELINE.parent)
     assert environment["VLLM_HOST_IP"] == environment["MASTER_ADDR"] == "127.0.0.1"
 
 

@@ -104,3 +104,19 @@ def test_verl_accepts_the_configuration_without_a_gpu(profile: str, machines: st
     validate_config(config, use_reference_policy=False, use_critic=False)
     assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).n == config.actor_rollout_ref.rollout.n
     assert omega_conf_to_dataclass(config.actor_rollout_ref.actor).strategy == "fsdp"
+
+
+@pytest.mark.slow
+def test_the_trainer_takes_the_gateways_key_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentlightning.verl import trainer as module
+    from agentlightning.verl.agl_rollout_manager import AglRolloutManager
+
+    from stage2_grpo.trainer import guarded
+
+    monkeypatch.setenv("AGL_KEY", "secret")
+    monkeypatch.setattr(module, "RolloutAdapter", module.RolloutAdapter)  # `guarded` replaces it
+    kind = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
+    trainer = kind.__new__(kind)  # without Ray and workers
+    trainer.config, trainer.global_steps, trainer._hooks = composed("gpu"), 1, None
+    manager = trainer._make_rollout_manager(AglRolloutManager)
+    assert manager.client.headers["Authorization"] == "Bearer secret"
