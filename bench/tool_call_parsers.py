@@ -4,8 +4,9 @@
 
 Whole: microseconds for one answer of plain Hermes calls, the median of several rounds that alternate between the parsers.
 Streaming: a call with an 8,000-character SQL argument, one character a delta; and the cost of a character early and late in one
-of 200,000. With case files: calls and negatives each parser reads as expected. Parsers that are not installed are said to be
-absent. Exit status 1 when a target is missed: 1.5 times hermes for whole answers, ten times faster when streaming.
+of 200,000. With case files: calls and negatives each parser reads as expected, also those of the packages in tool_call_peers
+(their calls alone). Parsers that are not installed are said to be absent. Exit status 1 when a target is missed: 1.5 times hermes
+for whole answers, ten times faster when streaming.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import logging
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from transformers import PreTrainedTokenizerFast
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.tool_parsers import ToolParserManager
 
+from bench.tool_call_peers import PEERS as PACKAGES
+from bench.tool_call_peers import Reader
 from shared.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import Stream, render_call, render_turn
@@ -53,7 +57,9 @@ def main() -> int:
     met = [_whole(tokenizer, args.repeat), _streaming(tokenizer)]
     _growth()
     if args.cases:
-        _accuracy(tokenizer, [json.loads(line) for line in args.cases.read_text(encoding="utf-8").splitlines()])
+        cases = [json.loads(line) for line in args.cases.read_text(encoding="utf-8").splitlines()]
+        _accuracy(tokenizer, cases)
+        _packages(cases)
     return 0 if all(met) else 1
 
 
@@ -119,6 +125,31 @@ def _accuracy(tokenizer: Any, cases: Sequence[dict[str, Any]]) -> None:
         good = [(bool(case["expect_calls"]), _as_expected(parser_class, tokenizer, case)) for case in cases]
         calls, negatives = ([right for positive, right in good if positive is kind] for kind in (True, False))
         print(f"{name}: calls {sum(calls)}/{len(calls)} negatives {sum(negatives)}/{len(negatives)}")
+
+
+def _packages(cases: Sequence[dict[str, Any]]) -> None:
+    for read in PACKAGES:
+        failures: Counter[str] = Counter()
+        try:
+            good = [(bool(case["expect_calls"]), _calls_as_expected(read, case, failures)) for case in cases]
+        except ImportError as error:
+            print(f"{read.__name__}: absent ({error})")
+            continue
+        calls, negatives = ([right for positive, right in good if positive is kind] for kind in (True, False))
+        raised = f"; raised {dict(failures)}" if failures else ""
+        print(f"{read.__name__}: calls {sum(calls)}/{len(calls)} negatives {sum(negatives)}/{len(negatives)}{raised}")
+
+
+def _calls_as_expected(read: Reader, case: dict[str, Any], failures: Counter[str]) -> bool:
+    tools = [tool for tool in TOOLS if tool["function"]["name"] in case["tools"]]
+    try:
+        found = read(case["output"], tools)
+    except ImportError:
+        raise
+    except Exception as error:
+        failures[type(error).__name__] += 1
+        return False
+    return found == [(call["name"], call["arguments"]) for call in case["expect_calls"]]
 
 
 def _as_expected(parser_class: Any, tokenizer: Any, case: dict[str, Any]) -> bool:
