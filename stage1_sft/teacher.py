@@ -44,10 +44,9 @@ def teach(
     """
     lessons = _Lessons(questions, config, tokenizer, lesson_file(config, run))
     asyncio.run(lessons.play())
-    asked = {question.id for question in questions}
-    rows = [row for row in lessons.rows if row["question_id"] in asked]
+    rows = lessons.rows
     bill = {
-        "asked": len(asked),
+        "asked": len(questions),
         "solved": len(lessons.accepted),
         "episodes": len(rows),
         "rejected": dict(Counter(row["reason"] for row in rows if row["reason"])),
@@ -77,20 +76,34 @@ def lesson_file(config: Config, run: RunDirectory) -> Path:
     return run.path / f"teacher-{mark[:12]}.jsonl"
 
 
+def _marks(questions: Sequence[Question]) -> dict[str, str]:
+    """By question id, what was asked: text, gold and contents of the database; other data may use the same ids."""
+    databases = {path: fingerprint(file=Path(path)) for path in {question.database for question in questions}}
+    return {
+        question.id: fingerprint(
+            asked=[question.id, question.question, question.gold_sql, databases[question.database]]
+        )
+        for question in questions
+    }
+
+
 class _Lessons:
-    """Episodes played so far and the traces accepted from them, in memory and line by line on disk."""
+    """Episodes played so far about these very questions and the traces accepted from them, in memory and on disk."""
 
     def __init__(self, questions: Sequence[Question], config: Config, tokenizer: Tokenizer, file: Path) -> None:
-        self.rows = JsonlTail(file).new_rows()
+        stored = JsonlTail(file).new_rows()
+        self._marks = _marks(questions)
+        asked = set(self._marks.values())
+        self.rows = [row for row in stored if row.get("asked") in asked]
         self.accepted: dict[str, Trace] = {}
         self._questions, self._config, self._tokenizer, self._file = questions, config, tokenizer, file
         self._tries = Counter(row["question_id"] for row in self.rows)
         kept = {row["question_id"]: row["trace"] for row in self.rows if row["reason"] == ACCEPTED}
         for question in questions:
-            if question.id in kept and not self._flaw(kept[question.id], question):  # the database may have changed
+            if question.id in kept and not self._flaw(kept[question.id], question):  # cut by another tokenizer
                 self.accepted[question.id] = kept[question.id]
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(file, self.rows)  # ends a half line
+        write_jsonl(file, stored)  # ends a half line
 
     async def play(self) -> None:
         """Play what is neither solved nor out of tries."""
@@ -156,6 +169,7 @@ class _Lessons:
     def _keep(self, question: Question, episode: Episode, reason: str, trace: Trace | None) -> None:
         row = {
             "question_id": question.id,
+            "asked": self._marks[question.id],
             "reason": reason,
             "submitted_sql": episode.submitted_sql,
             "prompt_tokens": sum(turn.prompt_tokens for turn in episode.turns),
