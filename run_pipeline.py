@@ -134,9 +134,9 @@ def checkpoint(stage: Path) -> Path:
 
 def base_model(config: Config) -> Path:
     """The folder of the base model; found in a process of its own, because unpacking it takes torch."""
+    from shared.runs import model_cache
     from shared.services import die_with_parent
     from stage1_sft.base_model import resolve
-    from stage1_sft.stage import model_cache
 
     with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent) as pool:
         return pool.submit(resolve, config.model, model_cache(config)).result()

@@ -45,6 +45,7 @@ from shared.runs import (
     fingerprint,
     finish_stage,
     finished,
+    model_cache,
     question_file,
     read_manifest,
     write_json,
@@ -80,7 +81,7 @@ def evaluate_model(
         check_model_folder(model, "the evaluated model")
 
     def play(asked: Sequence[Question], folder: Path) -> Summary:
-        return play_model(_whole_model(model, folder), asked, config, folder)
+        return play_model(_whole_model(model, folder, model_cache(config)), asked, config, folder)
 
     return _recorded(play, questions or chosen_questions(config, run), config, run, who, model=model)
 
@@ -105,14 +106,17 @@ def evaluate_endpoint(
     return _recorded(play, questions, config, run, who, **subject)
 
 
-def _whole_model(model: Path, folder: Path) -> Path:
-    """The model itself, or an adapter merged into its base, which stays in `folder` until the evaluation is done."""
+def _whole_model(model: Path, folder: Path, cache: Path) -> Path:
+    """The model itself, or an adapter merged into its base, which stays in `folder` until the evaluation is done.
+
+    What has to be made of the base first goes to `cache`.
+    """
     if not is_adapter(model):
         return model
     merged = folder / "merged"
     if not merged.exists():
-        command = [sys.executable, "-m", "stage1_sft", "merge", str(model), "--out", str(merged)]
-        with OwnedProcess(command, name="merge") as process:
+        command = [sys.executable, "-m", "stage1_sft", "merge", model, "--out", merged, "--cache", cache]
+        with OwnedProcess([str(part) for part in command], name="merge") as process:
             if process.wait() != 0:
                 raise UserError(f"Adapter {model} could not be merged into its base model; the reason stands above.")
     return merged

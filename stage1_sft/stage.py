@@ -19,12 +19,12 @@ from shared.model_folder import check_model_folder, local_path, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import JsonlTail, Message, Question, read_questions, write_jsonl
 from shared.runs import (
-    MODEL_CACHE,
     RunDirectory,
     begin_stage,
     fingerprint,
     finish_stage,
     finished,
+    model_cache,
     question_file,
     read_manifest,
     write_json,
@@ -116,11 +116,6 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
     ]
     outputs = [*_trace_files(run).values(), run.sft / "checkpoints", run.sft / "metrics.jsonl", run.sft / "merged"]
     return [*lines, *[f"  writes {path}" for path in outputs]]
-
-
-def model_cache(config: Config) -> Path:
-    """Where unpacked and adapted base models are kept, for all runs."""
-    return Path(config.runs_dir).resolve() / MODEL_CACHE
 
 
 def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
