@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from shared.agent import encode_call
 from shared.database import Database, SqlError
 from shared.prompts import opening_messages
 from shared.records import Message, Question, ToolCall
@@ -27,7 +28,7 @@ from shared.tokens import Tokenizer
 from shared.tools import Observation, Toolbox
 from stage1_sft import wording
 from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
-from stage1_sft.traces import Dropped, Trace, answers_gold, encode_call, make_trace, verify
+from stage1_sft.traces import Dropped, Trace, answers_gold, make_trace, verify
 
 SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
