@@ -13,16 +13,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from shared.agent import run_episode
 from shared.chat import API_KEY, ChatClient
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
+from shared.player import play_all
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
 from shared.reward import judge
@@ -109,43 +109,32 @@ class _Lessons:
         """Play what is neither solved nor out of tries."""
         teacher = self._config.teacher
         waiting = [question for question in self._questions if self._wants(question)]
-        slots = asyncio.Semaphore(teacher.concurrency)
         key = os.environ.get(API_KEY, "")
         async with ChatClient(str(teacher.endpoint), api_key=key, model=teacher.model) as chat:
-            tasks = [asyncio.create_task(self._teach(question, chat, slots)) for question in waiting]
-            try:
-                for ending in tqdm(
-                    asyncio.as_completed(tasks), "teacher", len(tasks), unit=" questions", disable=not tasks
-                ):
-                    await ending
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await play_all(waiting, partial(self._teach, chat), teacher.concurrency, "teacher")
 
     def _wants(self, question: Question) -> bool:
         return question.id not in self.accepted and self._tries[question.id] < self._config.teacher.tries
 
-    async def _teach(self, question: Question, chat: ChatClient, slots: asyncio.Semaphore) -> None:
+    async def _teach(self, chat: ChatClient, question: Question) -> None:
         config = self._config
-        async with slots:
-            while self._wants(question):
-                database = Database(question.database, config.sandbox)
-                episode = await run_episode(
-                    question,
-                    toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens),
-                    chat=chat,
-                    tokenizer=self._tokenizer,
-                    limits=config.agent,
-                    temperature=config.teacher.temperature,
+        while self._wants(question):
+            database = Database(question.database, config.sandbox)
+            episode = await run_episode(
+                question,
+                toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens),
+                chat=chat,
+                tokenizer=self._tokenizer,
+                limits=config.agent,
+                temperature=config.teacher.temperature,
+            )
+            if episode.stop is StopReason.INFRASTRUCTURE:
+                raise UserError(
+                    f"The teacher {chat.base_url} failed ({episode.error}); see to it and run the same command again, it "
+                    "continues."
                 )
-                if episode.stop is StopReason.INFRASTRUCTURE:
-                    raise UserError(
-                        f"The teacher {chat.base_url} failed ({episode.error}); see to it and run the same command again, it "
-                        "continues."
-                    )
-                reason, trace = await asyncio.to_thread(self._lesson, question, episode, database)
-                self._keep(question, episode, reason, trace)
+            reason, trace = await asyncio.to_thread(self._lesson, question, episode, database)
+            self._keep(question, episode, reason, trace)
 
     def _lesson(self, question: Question, episode: Episode, database: Database) -> tuple[str, Trace | None]:
         """Why an episode is not taught ("" if it is), and its trace."""
