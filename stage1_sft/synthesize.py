@@ -14,7 +14,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
@@ -35,14 +35,13 @@ THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episod
 
 
 def synthesize(
-    questions: Iterable[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
+    questions: Sequence[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
 ) -> tuple[list[Trace], Counter[str]]:
-    """Up to `limit` verified traces, questions drawn in a seeded order, and how many were dropped for which reason."""
-    order = drawn(questions, config.seed)
+    """Up to `limit` verified traces of the questions in their order, and how many were dropped for which reason."""
     traces: list[Trace] = []
     dropped: Counter[str] = Counter()
-    with tqdm(total=min(limit, len(order)), desc=f"{label} traces", unit="trace") as bar:
-        for question in order:
+    with tqdm(total=min(limit, len(questions)), desc=f"{label} traces", unit="trace") as bar:
+        for question in questions:
             if len(traces) == limit:
                 break
             try:
@@ -54,13 +53,6 @@ def synthesize(
             traces.append(trace)
             bar.update()
     return traces, dropped
-
-
-def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
-    """The questions in a seeded order that does not depend on theirs."""
-    order = sorted(questions, key=lambda question: question.id)
-    random.Random(f"{seed}").shuffle(order)
-    return order
 
 
 def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
