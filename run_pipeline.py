@@ -104,9 +104,9 @@ def folder(stage: str, run: RunDirectory) -> Path:
 
 def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
     """Evaluate one model on the test questions of the run; returns the summary."""
-    import shared.evaluate
+    import shared.evaluation
 
-    return shared.evaluate.evaluate_model(model, pipeline.config, pipeline.run, who)
+    return shared.evaluation.evaluate_model(model, pipeline.config, pipeline.run, who)
 
 
 def command(pipeline: Pipeline, module: str, **variables: str) -> None:

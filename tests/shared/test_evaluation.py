@@ -12,7 +12,7 @@ import pytest
 import shared.chat
 from shared.config import load_config
 from shared.errors import UserError
-from shared.evaluate import (
+from shared.evaluation import (
     Endpoint,
     _whole_model,
     chosen_questions,
