@@ -104,9 +104,9 @@ def folder(stage: str, run: RunDirectory) -> Path:
 
 def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
     """Evaluate one model on the test questions of the run; returns the summary."""
-    import shared.evaluate
+    import shared.evaluation
 
-    return shared.evaluate.evaluate_model(model, pipeline.config, pipeline.run, who)
+    return shared.evaluation.evaluate_model(model, pipeline.config, pipeline.run, who)
 
 
 def command(pipeline: Pipeline, module: str, **variables: str) -> None:
@@ -134,9 +134,9 @@ def checkpoint(stage: Path) -> Path:
 
 def base_model(config: Config) -> Path:
     """The folder of the base model; found in a process of its own, because unpacking it takes torch."""
+    from shared.runs import model_cache
     from shared.services import die_with_parent
     from stage1_sft.base_model import resolve
-    from stage1_sft.stage import model_cache
 
     with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent) as pool:
         return pool.submit(resolve, config.model, model_cache(config)).result()

@@ -171,11 +171,13 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
     table = alchemy.Table(name, alchemy.MetaData(), autoload_with=live, resolve_fks=False)
     stored = [_json if isinstance(column.type, alchemy.JSON) else _plain for column in table.columns]
     insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(stored))})"
+    create = f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, table, copied))})"
+    # Last of all that asks the server: PyMySQL drops the rest of a streamed result at the next statement.
     rows = live.execution_options(stream_results=True).execute(alchemy.select(table).limit(MAX_ROWS + 1))
     count = 0
     try:
         copy.execute("BEGIN")
-        copy.execute(f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, table, copied))})")
+        copy.execute(create)
         for block in rows.partitions(_BLOCK):
             count += len(block)
             if count > MAX_ROWS:

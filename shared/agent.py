@@ -72,6 +72,12 @@ def submitted_block(answer: str) -> str | None:
     return written[-1] if written else None
 
 
+def encode_call(call: ToolCall, call_id: str) -> dict[str, Any]:
+    """A call as it stands in the `tool_calls` of an assistant message."""
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+
+
 class _Run:
     """State of one episode: the conversation, the turns so far, and what the token limits need."""
 
@@ -195,13 +201,8 @@ def ending(turn: Turn, finish_reason: str, *, is_last: bool) -> StopReason | Non
 def _assistant_message(turn: Turn, number: int) -> Message:
     message: Message = {"role": "assistant", "content": turn.content}
     if turn.calls:
-        message["tool_calls"] = [_tool_call(call, _call_id(number, i)) for i, call in enumerate(turn.calls)]
+        message["tool_calls"] = [encode_call(call, _call_id(number, i)) for i, call in enumerate(turn.calls)]
     return message
-
-
-def _tool_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _call_id(turn: int, index: int) -> str:

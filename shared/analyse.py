@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from shared.cli import common_parser, resolve, run_main
 from shared.errors import UserError
-from shared.evaluate import QUESTION_FILE
+from shared.evaluation import QUESTION_FILE
 from shared.judges import bird_ex, soft_f1, spider_test_suite
 from shared.judges.verdicts import suites
 from shared.metrics import bootstrap_interval

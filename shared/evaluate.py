@@ -1,256 +1,38 @@
-"""Evaluation: play the test questions with one model and write down what became of them.
+"""`python -m shared.evaluate`: evaluate a model or an endpoint on a run's questions, or check our judges.
 
-    evaluations/<who>/{questions.jsonl,vllm.log,episodes.jsonl,rewards.jsonl,episodes.calls.md,summary.json,manifest.json}
-
-Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation goes on where it stopped. Episodes
-lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
-Greedy decoding in a batch is not bit-for-bit repeatable: the batch a request lands in changes the rounding.
-
-`python -m shared.evaluate --model FOLDER` evaluates any model folder or LoRA adapter, `--endpoint URL --tokenizer FOLDER`
-any endpoint (its key in FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions than the test split;
+`--model FOLDER` evaluates any model folder or LoRA adapter, `--endpoint URL --tokenizer FOLDER` any endpoint (its key in
+FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions than the test split;
 `--verdicts CASES --databases FOLDER` compares the official judges of shared/judges/ with recorded verdicts.
 """
 
 from __future__ import annotations
 
-import asyncio
-import dataclasses
-import json
-import os
+import argparse
 import re
-import shutil
-import sys
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-from shared.chat import API_KEY, ChatClient
 from shared.cli import check_name, common_parser, resolve, run_main
-from shared.config import to_dict
-from shared.database import Database
 from shared.errors import UserError
+from shared.evaluation import Endpoint, chosen_questions, evaluate_endpoint, evaluate_model
 from shared.judges.verdicts import compare_verdicts
-from shared.metrics import Summary, percent, summarise
-from shared.model_folder import check_model_folder, is_adapter
-from shared.player import Player
-from shared.prompts import SYSTEM_PROMPT, TOOLS
-from shared.records import Episode, Question, StopReason, read_questions, write_jsonl
-from shared.reward import judge_all
-from shared.runs import (
-    RunDirectory,
-    begin_stage,
-    fingerprint,
-    finish_stage,
-    finished,
-    question_file,
-    read_manifest,
-    write_json,
-)
-from shared.samples import in_samples
-from shared.services import OwnedProcess, locked
-from shared.serving import vllm_server
-from shared.settings import Config
-from shared.tokens import Tokenizer
-from shared.tool_calls.report import write_table
+from shared.runs import question_file
+from shared.services import locked
 
-QUESTION_FILE = "questions.jsonl"  # in an evaluation's folder: what was asked
-_MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    """An OpenAI-compatible endpoint: `url` ends in /v1, `tokenizer` is a folder with the model's tokenizer.json."""
-
-    url: str
-    tokenizer: Path
-    served_name: str = "auto"  # the model to ask for
-
-
-def evaluate_model(
-    model: Path, config: Config, run: RunDirectory, who: str, questions: Sequence[Question] | None = None
-) -> dict[str, Any]:
-    """Evaluate a model folder or a LoRA adapter, unless that is done; returns the summary as plain values.
-
-    `questions` are by default the run's test questions.
-    """
-    if not is_adapter(model):
-        check_model_folder(model, "the evaluated model")
-
-    def play(asked: Sequence[Question], folder: Path) -> Summary:
-        return play_model(_whole_model(model, folder), asked, config, folder)
-
-    return _recorded(play, questions or chosen_questions(config, run), config, run, who, model=model)
-
-
-def play_model(model: Path, questions: Sequence[Question], config: Config, folder: Path) -> Summary:
-    """Serve a model folder and play the questions with it, `evaluate.samples` times each; `folder` gets all files."""
-    tokenizer = Tokenizer.from_folder(model)
-    with vllm_server(model, config, folder) as base_url:
-        return _played(questions, base_url, tokenizer, config, folder)
-
-
-def evaluate_endpoint(
-    endpoint: Endpoint, config: Config, run: RunDirectory, who: str, questions: Sequence[Question]
-) -> dict[str, Any]:
-    """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
-
-    def play(asked: Sequence[Question], folder: Path) -> Summary:
-        tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
-        return _played(asked, endpoint.url, tokenizer, config, folder, endpoint.served_name)
-
-    subject = {"model": endpoint.url, "tokenizer": endpoint.tokenizer, "served_name": endpoint.served_name}
-    return _recorded(play, questions, config, run, who, **subject)
-
-
-def _whole_model(model: Path, folder: Path) -> Path:
-    """The model itself, or an adapter merged into its base, which stays in `folder` until the evaluation is done."""
-    if not is_adapter(model):
-        return model
-    merged = folder / "merged"
-    if not merged.exists():
-        command = [sys.executable, "-m", "stage1_sft", "merge", str(model), "--out", str(merged)]
-        with OwnedProcess(command, name="merge") as process:
-            if process.wait() != 0:
-                raise UserError(f"Adapter {model} could not be merged into its base model; the reason stands above.")
-    return merged
-
-
-def _played(
-    questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path, name: str = "auto"
-) -> Summary:
-    once = partial(evaluate, questions, base_url, tokenizer, config, served_name=name)
-    return asyncio.run(in_samples(once, questions, config, folder))
-
-
-def _recorded(
-    play: Callable[[Sequence[Question], Path], Summary],
-    questions: Sequence[Question],
-    config: Config,
-    run: RunDirectory,
-    who: str,
-    **subject: Any,
-) -> dict[str, Any]:
-    """Play the questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
-    folder = run.evaluation(who)
-    mark = fingerprint(
-        questions=[dataclasses.asdict(question) for question in questions],
-        data=(read_manifest(run.data) or {}).get("fingerprint"),
-        prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config), **subject,
-    )  # fmt: skip
-    if finished(folder, mark):
-        print(f"{who} evaluation: finished before, {folder}")
-    else:
-        begin_stage(folder, mark)
-        started = time.monotonic()
-        write_jsonl(folder / QUESTION_FILE, questions)
-        summary = play(questions, folder)
-        shutil.rmtree(folder / "merged", ignore_errors=True)
-        finish_stage(
-            folder, mark, seconds=time.monotonic() - started, outputs={"summary": str(folder / "summary.json")},
-            model=str(subject["model"]), questions=summary.n,
-        )  # fmt: skip
-    values = read_summary(folder)
-    print(summary_line(who, values))
-    return values
-
-
-def _shaping(config: Config) -> dict[str, Any]:
-    """The settings that shape an evaluation's result; how fast or how patiently it runs is left out."""
-    values = to_dict(config)
-    rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
-    server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
-    played = {key: value for key, value in values["evaluate"].items() if key != "concurrency"}
-    return {"seed": config.seed, "agent": values["agent"], "sandbox": values["sandbox"], **rewards, **server, **played}
-
-
-async def evaluate(
-    questions: Sequence[Question],
-    base_url: str,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    *,
-    served_name: str = "auto",
-) -> Summary:
-    """Play and judge all `questions` against an endpoint; continues what `folder` already holds.
-
-    `served_name` is the model to ask the endpoint for, auto for the only one. Raises UserError when more than a tenth of the episodes are lost to the infrastructure.
-    """
-    started = time.monotonic()
-    databases = _databases(questions, config)
-    async with ChatClient(base_url, api_key=os.environ.get(API_KEY, ""), model=served_name) as chat:
-        player = Player(chat, tokenizer, config, databases, folder / "episodes.jsonl")
-        await player.play(questions)
-        await player.play(questions)  # those lost to the infrastructure once more
-    episodes = [player.episodes[question.id] for question in questions]
-    _refuse_too_many_lost(episodes, base_url)
-    rewards = judge_all(questions, episodes, databases, config.grpo)
-    write_jsonl(folder / "rewards.jsonl", [
-        {"question_id": episode.question_id, **dataclasses.asdict(reward)}
-        for episode, reward in zip(episodes, rewards, strict=True) if reward
-    ])  # fmt: skip
-    write_table(folder / "episodes.jsonl", TOOLS)
-    summary = summarise(episodes, rewards, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
-    calls = sum(len(turn.calls) for episode in episodes for turn in episode.turns)
-    more = {"seconds": round(time.monotonic() - started, 1), "tool_calls": calls}
-    write_json(folder / "summary.json", dataclasses.asdict(summary) | more)
-    return summary
-
-
-def chosen_questions(config: Config, run: RunDirectory, file: Path | None = None) -> list[Question]:
-    """The questions that every model of a run is asked: the first `evaluate.questions` of `file`, by default the test split.
-
-    The data stage orders a split so that each beginning of it is balanced. Raises UserError when there is none.
-    """
-    file = file or question_file(run, "test")
-    try:
-        questions = list(read_questions(file))[: config.evaluate.questions]
-    except (ValueError, TypeError) as error:
-        raise UserError(
-            f"{file} holds no questions as this pipeline writes them ({error}); bring them in with `python -m data import` "
-            f"and give the {QUESTION_FILE} that it writes."
-        ) from error
-    if not questions:
-        raise UserError(f"{file} holds no question; raise data.test_share or bring more questions.")
-    return questions
-
-
-def read_summary(folder: Path) -> dict[str, Any]:
-    """The summary of a finished evaluation as plain values; raises UserError when there is none."""
-    try:
-        return dict(json.loads((folder / "summary.json").read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise UserError(f"There is no finished evaluation in {folder}; run that stage first.") from None
-
-
-def summary_line(who: str, summary: dict[str, Any]) -> str:
-    """The result of one evaluation in a line."""
-    low, high = summary["interval"]
-    lost = f", {lost} lost to the infrastructure" if (lost := summary["infrastructure_failures"]) else ""
-    return (
-        f"{who}: execution accuracy {summary['execution_accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%}), "
-        f"tool-call rate {percent(summary['tool_call_rate'])}, {summary['n']} questions{lost}"
-    )
-
-
-def _databases(questions: Sequence[Question], config: Config) -> dict[str, Database]:
-    return {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}
-
-
-def _refuse_too_many_lost(episodes: Sequence[Episode], base_url: str) -> None:
-    lost = [episode for episode in episodes if episode.stop is StopReason.INFRASTRUCTURE]
-    if len(lost) > _MAX_LOST_SHARE * len(episodes):
-        raise UserError(
-            f"{len(lost)} of {len(episodes)} episodes were lost to the infrastructure, too many for a result; the last "
-            f"one to {lost[-1].error}. See to {base_url} and run the same command again, it continues."
-        )
+_ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?(/\S*)?")
 
 
 def main() -> None:
-    """`python -m shared.evaluate`: evaluate one model folder or one endpoint on a run's test questions."""
+    """Evaluate, or with --verdicts compare the judges."""
+    args = _parser().parse_args()
+    if args.verdicts:
+        if not args.databases:
+            raise UserError("--verdicts needs --databases FOLDER: the verdicts are about queries on these databases.")
+        compare_verdicts(args.verdicts, args.databases, args.testsuite)
+    else:
+        _evaluate(args)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = common_parser("python -m shared.evaluate", "Play a run's test questions with one model and score them.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -272,16 +54,12 @@ def main() -> None:
         "--questions", type=Path, metavar="FILE", help="questions.jsonl that `data import` wrote, instead"
     )
     parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
-    args = parser.parse_args()
-    if args.verdicts:
-        if not args.databases:
-            raise UserError("--verdicts needs --databases FOLDER: the verdicts are about queries on these databases.")
-        compare_verdicts(args.verdicts, args.databases, args.testsuite)
-        return
+    return parser
+
+
+def _evaluate(args: argparse.Namespace) -> None:
     config, run = resolve(args)
-    if args.endpoint and not re.fullmatch(
-        r"https?://[\w.-]+(:\d{1,5})?(/\S*)?|https?://\[[0-9a-f:]+\](:\d{1,5})?(/\S*)?", args.endpoint
-    ):
+    if args.endpoint and not _ADDRESS.fullmatch(args.endpoint):
         raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -21,6 +21,26 @@ def read_episodes(file: Path) -> dict[str, Episode]:
     """Episodes by question id. A half line, left by a killed process, and infrastructure endings do not count."""
     episodes = map(episode_from_row, JsonlTail(file).new_rows())
     return {episode.question_id: episode for episode in episodes if episode.stop is not StopReason.INFRASTRUCTURE}
+
+
+async def play_all(
+    questions: Sequence[Question], play: Callable[[Question], Awaitable[None]], concurrency: int, label: str
+) -> None:
+    """`play` each question, at most `concurrency` at a time, under a bar called `label`; the first error ends them all."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def in_turn(question: Question) -> None:
+        async with slots:
+            await play(question)
+
+    tasks = [asyncio.create_task(in_turn(question)) for question in questions]
+    try:
+        for ending in tqdm(asyncio.as_completed(tasks), label, len(tasks), unit=" questions", disable=not tasks):
+            await ending
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class Player:
@@ -41,34 +61,22 @@ class Player:
     async def play(self, questions: Sequence[Question]) -> None:
         """Play what has no episode yet or lost it to the infrastructure."""
         waiting = [question for question in questions if self._is_missing(question)]
-        slots = asyncio.Semaphore(self._config.evaluate.concurrency)
-        tasks = [asyncio.create_task(self._play_one(question, slots)) for question in waiting]
-        try:
-            with self._file.open("a", encoding="utf-8") as stream:
-                for ending in tqdm(
-                    asyncio.as_completed(tasks), "episodes", len(tasks), unit=" episodes", disable=not tasks
-                ):
-                    episode = await ending
-                    self.episodes[episode.question_id] = episode
-                    stream.write(to_json(episode) + "\n")
-                    stream.flush()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await play_all(waiting, self._play_one, self._config.evaluate.concurrency, "episodes")
 
     def _is_missing(self, question: Question) -> bool:
         episode = self.episodes.get(question.id)
         return episode is None or episode.stop is StopReason.INFRASTRUCTURE
 
-    async def _play_one(self, question: Question, slots: asyncio.Semaphore) -> Episode:
+    async def _play_one(self, question: Question) -> None:
         config = self._config
-        async with slots:
-            return await run_episode(
-                question,
-                toolbox=Toolbox(self._databases[question.database], self._tokenizer, config.agent.observation_tokens),
-                chat=self._chat,
-                tokenizer=self._tokenizer,
-                limits=config.agent,
-                temperature=config.evaluate.temperature,
-            )
+        episode = await run_episode(
+            question,
+            toolbox=Toolbox(self._databases[question.database], self._tokenizer, config.agent.observation_tokens),
+            chat=self._chat,
+            tokenizer=self._tokenizer,
+            limits=config.agent,
+            temperature=config.evaluate.temperature,
+        )
+        self.episodes[question.id] = episode
+        with self._file.open("a", encoding="utf-8") as stream:
+            stream.write(to_json(episode) + "\n")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from shared.cli import common_parser, resolve, run_main
 from shared.errors import UserError
-from shared.evaluate import chosen_questions, read_summary
+from shared.evaluation import chosen_questions, read_summary
 from shared.metrics import bootstrap_interval, percent
 from shared.prompts import TOOLS
 from shared.records import JsonlTail, Question

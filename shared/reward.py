@@ -5,9 +5,10 @@
                                  + reward_right_tables * right_tables       (settings grpo.reward_*, together < 0.5)
 
 Where a question names perturbed copies of its database (shared/audit), a result that is right by luck only, because the
-gold's answer differs on a copy, is not correct. An episode that submits nothing, or SQL that fails, gets no `right_tables`. A submission that reads no table of the
-database or selects only constants is never correct unless the gold does the same, and an empty result is correct only
-if the submission reads all of the gold's tables. An episode that the infrastructure ended has no reward at all.
+gold's answer differs on a copy, is not correct. An episode that submits nothing, or SQL that fails, gets no
+`right_tables`. A submission that reads no table of the database or selects only constants is never correct unless the gold
+does the same, and an empty result is correct only if the submission reads all of the gold's tables. An episode that the
+infrastructure ended has no reward at all.
 
 Limit: a constant hidden in a subquery or behind an arbitrary condition is not recognised.
 """

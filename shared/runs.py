@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.settings import Config
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"
@@ -66,6 +67,11 @@ class RunDirectory:
     def evaluation(self, who: str) -> Path:
         """Folder of one evaluated model: base, sft or grpo."""
         return self.path / "evaluations" / who
+
+
+def model_cache(config: Config) -> Path:
+    """Where unpacked and adapted base models are kept, for all runs."""
+    return Path(config.runs_dir).resolve() / MODEL_CACHE
 
 
 def question_file(run: RunDirectory, split: str) -> Path:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from pathlib import Path
 
 from shared.cli import carry_out, common_parser, run_main
 from shared.errors import UserError
-from shared.runs import MODEL_CACHE
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.
@@ -40,6 +40,11 @@ def _merge(arguments: list[str]) -> None:
     parser.add_argument(
         "--base", help="base model: folder, hub id or smollm2-135m (default: the one the adapter names)"
     )
+    parser.add_argument(
+        "--cache",
+        type=Path,
+        help="folder to keep an unpacked or adapted base model in, as runs/models (default: not kept)",
+    )
     args = parser.parse_args(arguments)
     if args.out.exists():
         raise UserError(f"--out {args.out} already exists; name a new folder.")
@@ -50,7 +55,9 @@ def _merge(arguments: list[str]) -> None:
     base = args.base or adapter_base(args.adapter)
     if not base:
         raise UserError(f"{args.adapter} does not name its base model; give it with --base.")
-    figures = merge(resolve_model(base, args.out.parent / MODEL_CACHE), args.adapter, args.out)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="base-model-", dir=args.out.parent) as passing:
+        figures = merge(resolve_model(base, args.cache or Path(passing)), args.adapter, args.out)
     print(f"merged and verified: {figures}\nSFT_MODEL_PATH={args.out.resolve()}")
 
 

@@ -8,8 +8,9 @@ The manifest is written last. Its `outputs.model` is the merged folder, which la
 from __future__ import annotations
 
 import json
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,12 @@ from shared.model_folder import check_model_folder, local_path, tool_template
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import JsonlTail, Message, Question, read_questions, write_jsonl
 from shared.runs import (
-    MODEL_CACHE,
     RunDirectory,
     begin_stage,
     fingerprint,
     finish_stage,
     finished,
+    model_cache,
     question_file,
     read_manifest,
     write_json,
@@ -33,7 +34,7 @@ from shared.settings import Config
 from shared.tokens import Tokenizer
 from stage1_sft import teacher
 from stage1_sft.base_model import planned_folder, resolve
-from stage1_sft.synthesize import drawn, synthesize
+from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
 
 VERSION = 2  # raise when the same settings and data give another model
@@ -63,7 +64,7 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
     for split, limit in limits.items():
         file = _trace_files(run)[split]
         if not file.exists():
-            questions = drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
+            questions = _drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
             taught = _taught(questions[:limit], config, tokenizer, run)
             rest = [question for question in questions if question.id not in taught]
             rows, dropped = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
@@ -79,6 +80,13 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
         from_teacher = sum("teacher" in trace["provenance"] for trace in traces[split])
         counts[split] = {"traces": len(traces[split]), "from_teacher": from_teacher, "dropped": dropped}
     return traces["train"], traces["val"], counts
+
+
+def _drawn(questions: Iterable[Question], seed: int) -> list[Question]:
+    """The questions in a seeded order that does not depend on theirs."""
+    order = sorted(questions, key=lambda question: question.id)
+    random.Random(f"{seed}").shuffle(order)
+    return order
 
 
 def _taught(questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory) -> dict[str, Trace]:
@@ -116,11 +124,6 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
     ]
     outputs = [*_trace_files(run).values(), run.sft / "checkpoints", run.sft / "metrics.jsonl", run.sft / "merged"]
     return [*lines, *[f"  writes {path}" for path in outputs]]
-
-
-def model_cache(config: Config) -> Path:
-    """Where unpacked and adapted base models are kept, for all runs."""
-    return Path(config.runs_dir).resolve() / MODEL_CACHE
 
 
 def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:

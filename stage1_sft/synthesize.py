@@ -14,11 +14,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
+from shared.agent import encode_call
 from shared.database import Database, SqlError
 from shared.prompts import opening_messages
 from shared.records import Message, Question, ToolCall
@@ -27,21 +28,20 @@ from shared.tokens import Tokenizer
 from shared.tools import Observation, Toolbox
 from stage1_sft import wording
 from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
-from stage1_sft.traces import Dropped, Trace, answers_gold, encode_call, make_trace, verify
+from stage1_sft.traces import Dropped, Trace, answers_gold, make_trace, verify
 
 SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
 
 
 def synthesize(
-    questions: Iterable[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
+    questions: Sequence[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
 ) -> tuple[list[Trace], Counter[str]]:
-    """Up to `limit` verified traces, questions drawn in a seeded order, and how many were dropped for which reason."""
-    order = drawn(questions, config.seed)
+    """Up to `limit` verified traces of the questions in their order, and how many were dropped for which reason."""
     traces: list[Trace] = []
     dropped: Counter[str] = Counter()
-    with tqdm(total=min(limit, len(order)), desc=f"{label} traces", unit="trace") as bar:
-        for question in order:
+    with tqdm(total=min(limit, len(questions)), desc=f"{label} traces", unit="trace") as bar:
+        for question in questions:
             if len(traces) == limit:
                 break
             try:
@@ -53,13 +53,6 @@ def synthesize(
             traces.append(trace)
             bar.update()
     return traces, dropped
-
-
-def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
-    """The questions in a seeded order that does not depend on theirs."""
-    order = sorted(questions, key=lambda question: question.id)
-    random.Random(f"{seed}").shuffle(order)
-    return order
 
 
 def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:

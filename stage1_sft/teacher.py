@@ -13,16 +13,16 @@ import json
 import os
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from shared.agent import run_episode
 from shared.chat import API_KEY, ChatClient
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
+from shared.player import play_all
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
 from shared.reward import judge
@@ -44,10 +44,9 @@ def teach(
     """
     lessons = _Lessons(questions, config, tokenizer, lesson_file(config, run))
     asyncio.run(lessons.play())
-    asked = {question.id for question in questions}
-    rows = [row for row in lessons.rows if row["question_id"] in asked]
+    rows = lessons.rows
     bill = {
-        "asked": len(asked),
+        "asked": len(questions),
         "solved": len(lessons.accepted),
         "episodes": len(rows),
         "rejected": dict(Counter(row["reason"] for row in rows if row["reason"])),
@@ -77,62 +76,65 @@ def lesson_file(config: Config, run: RunDirectory) -> Path:
     return run.path / f"teacher-{mark[:12]}.jsonl"
 
 
+def _marks(questions: Sequence[Question]) -> dict[str, str]:
+    """By question id, what was asked: text, gold and contents of the database; other data may use the same ids."""
+    databases = {path: fingerprint(file=Path(path)) for path in {question.database for question in questions}}
+    return {
+        question.id: fingerprint(
+            asked=[question.id, question.question, question.gold_sql, databases[question.database]]
+        )
+        for question in questions
+    }
+
+
 class _Lessons:
-    """Episodes played so far and the traces accepted from them, in memory and line by line on disk."""
+    """Episodes played so far about these very questions and the traces accepted from them, in memory and on disk."""
 
     def __init__(self, questions: Sequence[Question], config: Config, tokenizer: Tokenizer, file: Path) -> None:
-        self.rows = JsonlTail(file).new_rows()
+        stored = JsonlTail(file).new_rows()
+        self._marks = _marks(questions)
+        asked = set(self._marks.values())
+        self.rows = [row for row in stored if row.get("asked") in asked]
         self.accepted: dict[str, Trace] = {}
         self._questions, self._config, self._tokenizer, self._file = questions, config, tokenizer, file
         self._tries = Counter(row["question_id"] for row in self.rows)
         kept = {row["question_id"]: row["trace"] for row in self.rows if row["reason"] == ACCEPTED}
         for question in questions:
-            if question.id in kept and not self._flaw(kept[question.id], question):  # the database may have changed
+            if question.id in kept and not self._flaw(kept[question.id], question):  # cut by another tokenizer
                 self.accepted[question.id] = kept[question.id]
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_jsonl(file, self.rows)  # ends a half line
+        write_jsonl(file, stored)  # ends a half line
 
     async def play(self) -> None:
         """Play what is neither solved nor out of tries."""
         teacher = self._config.teacher
         waiting = [question for question in self._questions if self._wants(question)]
-        slots = asyncio.Semaphore(teacher.concurrency)
         key = os.environ.get(API_KEY, "")
         async with ChatClient(str(teacher.endpoint), api_key=key, model=teacher.model) as chat:
-            tasks = [asyncio.create_task(self._teach(question, chat, slots)) for question in waiting]
-            try:
-                for ending in tqdm(
-                    asyncio.as_completed(tasks), "teacher", len(tasks), unit=" questions", disable=not tasks
-                ):
-                    await ending
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await play_all(waiting, partial(self._teach, chat), teacher.concurrency, "teacher")
 
     def _wants(self, question: Question) -> bool:
         return question.id not in self.accepted and self._tries[question.id] < self._config.teacher.tries
 
-    async def _teach(self, question: Question, chat: ChatClient, slots: asyncio.Semaphore) -> None:
+    async def _teach(self, chat: ChatClient, question: Question) -> None:
         config = self._config
-        async with slots:
-            while self._wants(question):
-                database = Database(question.database, config.sandbox)
-                episode = await run_episode(
-                    question,
-                    toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens),
-                    chat=chat,
-                    tokenizer=self._tokenizer,
-                    limits=config.agent,
-                    temperature=config.teacher.temperature,
+        while self._wants(question):
+            database = Database(question.database, config.sandbox)
+            episode = await run_episode(
+                question,
+                toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens),
+                chat=chat,
+                tokenizer=self._tokenizer,
+                limits=config.agent,
+                temperature=config.teacher.temperature,
+            )
+            if episode.stop is StopReason.INFRASTRUCTURE:
+                raise UserError(
+                    f"The teacher {chat.base_url} failed ({episode.error}); see to it and run the same command again, it "
+                    "continues."
                 )
-                if episode.stop is StopReason.INFRASTRUCTURE:
-                    raise UserError(
-                        f"The teacher {chat.base_url} failed ({episode.error}); see to it and run the same command again, it "
-                        "continues."
-                    )
-                reason, trace = await asyncio.to_thread(self._lesson, question, episode, database)
-                self._keep(question, episode, reason, trace)
+            reason, trace = await asyncio.to_thread(self._lesson, question, episode, database)
+            self._keep(question, episode, reason, trace)
 
     def _lesson(self, question: Question, episode: Episode, database: Database) -> tuple[str, Trace | None]:
         """Why an episode is not taught ("" if it is), and its trace."""
@@ -156,6 +158,7 @@ class _Lessons:
     def _keep(self, question: Question, episode: Episode, reason: str, trace: Trace | None) -> None:
         row = {
             "question_id": question.id,
+            "asked": self._marks[question.id],
             "reason": reason,
             "submitted_sql": episode.submitted_sql,
             "prompt_tokens": sum(turn.prompt_tokens for turn in episode.turns),

@@ -89,11 +89,6 @@ def _check_limits(messages: Sequence[Message], config: Config, tokenizer: Tokeni
             raise Dropped("a turn longer than agent.max_turn_tokens")
 
 
-def encode_call(call: ToolCall, call_id: str) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False)
-    return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
 def decode_call(call: dict[str, Any]) -> ToolCall:
     function = call["function"]
     return ToolCall(function["name"], json.loads(function["arguments"]))

@@ -22,7 +22,7 @@ from pathlib import Path
 from shared.cli import carry_out, common_parser
 from shared.config import to_dict
 from shared.errors import UserError
-from shared.evaluate import play_model, read_summary
+from shared.evaluation import play_model, read_summary
 from shared.metrics import mean, percent
 from shared.model_folder import check_model_folder
 from shared.records import Question, read_questions, to_json

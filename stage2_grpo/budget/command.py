@@ -16,7 +16,7 @@ from shared.errors import UserError
 from shared.model_folder import check_model_folder, local_path
 from shared.model_shape import ModelShape, read_shape
 from shared.records import JsonlTail, Question, read_questions
-from shared.runs import MODEL_CACHE, RunDirectory, question_file
+from shared.runs import RunDirectory, model_cache, question_file
 from shared.settings import Config
 from stage2_grpo import stage
 from stage2_grpo.budget import memory
@@ -83,7 +83,7 @@ def _model(config: Config, run: RunDirectory) -> Path:
     try:
         return stage.starting_model(config, run)
     except UserError:
-        folder, cached = local_path(config.model), Path(config.runs_dir).resolve() / MODEL_CACHE / config.model
+        folder, cached = local_path(config.model), model_cache(config) / config.model
         for candidate in (folder, cached):
             if candidate.is_dir():
                 return candidate

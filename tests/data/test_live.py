@@ -102,6 +102,21 @@ def test_a_snapshot_keeps_rows_keys_and_references(tmp_path: Path) -> None:
 
 
 @needs_sqlalchemy
+def test_nothing_is_asked_while_the_rows_of_a_table_stream(tmp_path: Path) -> None:
+    import sqlalchemy
+
+    asked: list[str] = []
+    on_each = (sqlalchemy.Engine, "before_cursor_execute", lambda _c, _cursor, statement, *_: asked.append(statement))
+    sqlalchemy.event.listen(*on_each)
+    try:
+        snapshot(f"sqlite:///{insurance_file(tmp_path)}", tmp_path / "new", ["claims"])
+    finally:
+        sqlalchemy.event.remove(*on_each)
+    assert "SELECT" in asked[-1]
+    assert "LIMIT" in asked[-1]
+
+
+@needs_sqlalchemy
 def test_only_the_named_tables_and_views_are_read(tmp_path: Path) -> None:
     path = insurance_file(tmp_path, "CREATE VIEW small AS SELECT claim_id FROM claims WHERE amount < 100;")
     copy = snapshot(f"sqlite:///{path}", tmp_path / "new", ["claims", "small"])

@@ -59,7 +59,7 @@ def episode(question: Question, correct: bool) -> Episode:
 
 
 def evaluated(run: RunDirectory, who: str, is_correct: Callable[[int], bool]) -> None:
-    """An evaluation as `shared.evaluate` leaves it."""
+    """An evaluation as `shared.evaluation` leaves it."""
     folder = run.evaluation(who)
     folder.mkdir(parents=True)
     answers = [is_correct(i) for i in range(len(QUESTIONS))]

@@ -15,7 +15,7 @@ from shared.analyse import paired_report, report, verdicts
 from shared.config import load_config
 from shared.database import Database
 from shared.errors import UserError
-from shared.evaluate import evaluate
+from shared.evaluation import evaluate
 from shared.metrics import Summary
 from shared.paired import compare_pairs, sign_test
 from shared.records import Question

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shared.config import load_config
-from shared.evaluate import evaluate_model
+from shared.evaluation import evaluate_model
 from shared.records import Question, write_jsonl
 from shared.runs import RunDirectory
 from shared.serving import server_argv, server_environment

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
-from shared.model_folder import check_model_folder, publish  # noqa: E402
+from shared.model_folder import TEMPLATE_FILE, check_model_folder, publish, tool_template  # noqa: E402
 from stage1_sft import export  # noqa: E402
 from stage1_sft.export import adapter_base, merge  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
@@ -98,12 +98,19 @@ def test_a_folder_that_is_no_adapter_is_named(tmp_path: Path, base: Path) -> Non
 
 
 def test_the_merge_command_writes_a_whole_model_and_refuses_to_overwrite(tmp_path: Path, base: Path) -> None:
+    from transformers import AutoTokenizer
+
     adapter = _save_adapter(base, tmp_path / "adapter", 0.5)
-    command = [sys.executable, "-m", "stage1_sft", "merge", str(adapter), "--out", str(tmp_path / "merged")]
+    other = Path(shutil.copytree(base, tmp_path / "other"))
+    (other / TEMPLATE_FILE).write_text("{% for m in messages %}{{ m.content }}{% endfor %}")  # so it is adapted first
+    command = [sys.executable, "-m", "stage1_sft", "merge", str(adapter), "--out", str(tmp_path / "merged"),
+               "--base", str(other)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"SFT_MODEL_PATH={tmp_path / 'merged'}" in done.stdout
     check_model_folder(tmp_path / "merged")
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").chat_template == tool_template()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["adapter", "merged", "other"]
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert "already exists" in again.stderr

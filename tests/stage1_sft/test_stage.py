@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.records import write_jsonl
+from shared.records import read_questions, write_jsonl
 from shared.runs import RunDirectory, read_manifest
 from shared.settings import Config
 from stage1_sft import stage
+from tests.shared.examples import tokenizer_folder
 from tests.stage1_sft.examples import ROOT, questions, settings
 from tests.tiny_model import save_tiny_model
 
@@ -62,6 +63,22 @@ def test_other_settings_data_or_model_ask_for_a_new_training(tmp_path: Path) -> 
     with (run.data / "val.jsonl").open("a") as stream:
         stream.write("\n")
     assert stage._fingerprint(settings(), run) != mark
+
+
+def test_the_seed_orders_the_traces_not_the_file_of_questions(tmp_path: Path) -> None:
+    run, base = _run_with_data(tmp_path), tokenizer_folder(tmp_path)
+    file = run.data / "train.jsonl"
+
+    def order(seed: int) -> list[str]:
+        shutil.rmtree(run.sft, ignore_errors=True)
+        run.sft.mkdir()
+        return [trace["id"] for trace in stage.make_traces(settings(f"seed={seed}"), run, base)[0]]
+
+    first = order(0)
+    write_jsonl(file, reversed(list(read_questions(file))))
+    assert order(0) == first
+    assert sorted(order(1)) == sorted(first)
+    assert order(1) != first
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable
@@ -121,6 +122,28 @@ def test_no_answer_is_paid_for_twice(asked: list[Question], tokenizer: Tokenizer
         renewed, _ = teach(asked, config, tokenizer, run)
         assert len(requests) == 4
         assert renewed != first
+
+
+def test_another_question_under_the_same_id_is_asked_anew(
+    asked: list[Question], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """As the demo of another seed has; neither its rejections nor its traces count."""
+    run, right = RunDirectory(tmp_path), plays(sql("SELECT count(*) FROM claims"), answer("3."))
+    other = [dataclasses.replace(asked[0], question="How many are open?")]
+    requests: list[Any] = []
+
+    def handler(request: dict[str, Any]) -> Any:
+        requests.append(request)
+        return answer("None.") if "are open" in json.dumps(request) else right(request)
+
+    with scripted_server(handler) as url:
+        config = config_for(url)
+        rejected, first = teach(other, config, tokenizer, run)
+        solved, bill = teach(asked, config, tokenizer, run)
+        assert (rejected, first["episodes"], list(solved), bill["episodes"]) == ({}, 3, ["q0"], 1)
+        assert teach(other, config, tokenizer, run) == (rejected, first)
+        assert teach(asked, config, tokenizer, run) == (solved, bill)
+    assert len(requests) == 3 + 2  # each was asked once, and both are kept
 
 
 def test_a_teacher_that_fails_stops_the_stage_and_keeps_what_it_said(tokenizer: Tokenizer, tmp_path: Path) -> None:

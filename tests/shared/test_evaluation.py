@@ -12,7 +12,7 @@ import pytest
 import shared.chat
 from shared.config import load_config
 from shared.errors import UserError
-from shared.evaluate import (
+from shared.evaluation import (
     Endpoint,
     _whole_model,
     chosen_questions,
@@ -22,7 +22,7 @@ from shared.evaluate import (
     summary_line,
 )
 from shared.metrics import Summary
-from shared.model_folder import check_model_folder
+from shared.model_folder import TEMPLATE_FILE, check_model_folder
 from shared.player import read_episodes
 from shared.records import Question, StopReason, ToolCall, episode_from_row, read_questions, to_json, write_jsonl
 from shared.runs import RunDirectory, question_file
@@ -213,13 +213,17 @@ def test_an_adapter_is_merged_into_its_base_before_it_is_served(tmp_path: Path) 
         AutoModelForCausalLM.from_pretrained(base), LoraConfig(target_modules="all-linear", init_lora_weights=False)
     )
     adapted.save_pretrained(tmp_path / "adapter")
-    merged = _whole_model(tmp_path / "adapter", tmp_path / "evaluation")
+    (base / TEMPLATE_FILE).write_text("{% for m in messages %}{{ m.content }}{% endfor %}")  # so it is adapted first
+    folder, cache = tmp_path / "evaluation", tmp_path / "models"
+    merged = _whole_model(tmp_path / "adapter", folder, cache)
     check_model_folder(merged)
-    assert _whole_model(tmp_path / "adapter", tmp_path / "evaluation") == merged
-    assert _whole_model(base, tmp_path / "evaluation") == base
+    assert [path.name for path in folder.iterdir()] == ["merged"]
+    assert len(list(cache.glob("base-*"))) == 1
+    assert _whole_model(tmp_path / "adapter", folder, cache) == merged
+    assert _whole_model(base, folder, cache) == base
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="could not be merged into its base model"):
-        _whole_model(tmp_path / "adapter", tmp_path / "another")
+        _whole_model(tmp_path / "adapter", tmp_path / "another", cache)
 
 
 def test_episodes_survive_the_way_to_disk_and_back(questions: list[Question], config: Config, tmp_path: Path) -> None:
