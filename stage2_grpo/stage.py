@@ -169,12 +169,12 @@ def go_back(checkpoints: Path, trip: Trip) -> str:
     """Make the last checkpoint from before the fault the newest one; the sentence for the user. The trainer has ended."""
     good = max((step for step in saved_steps(checkpoints) if step < trip.since), default=0)
     rewind(checkpoints, good)
-    later = f"later ones stay as tripped_step_* in {checkpoints}"
     if not good:
-        return f"{trip.sentence}. No checkpoint is older than the fault ({later}): run again with such a change, it starts anew."
+        return f"{trip.sentence}. No checkpoint is older than the fault: run again with such a change, it starts anew."
     return (
-        f"{trip.sentence}. Step {good} is the last good checkpoint ({later}): run again with such a change and --set "
-        "safety.changed=continue, or take the best saved step with `python -m stage2_grpo export`."
+        f"{trip.sentence}. Step {good} is the last good checkpoint (later ones stay as tripped_step_* in {checkpoints}): run "
+        "again with such a change and --set safety.changed=continue, or take the best saved step with `python -m stage2_grpo "
+        "export`."
     )
 
 
