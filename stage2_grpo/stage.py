@@ -62,11 +62,19 @@ def run(config: Config, run: RunDirectory) -> Path:
 
 
 def run_export(config: Config, run: RunDirectory) -> Path:
-    """Finish the stage with what an interrupted or stopped run has saved; raises UserError when that is nothing."""
+    """Finish the stage with what an interrupted or stopped run has saved, and throw nothing away.
+
+    Raises UserError when nothing is saved or the run is finished.
+    """
+    if runs.read_manifest(run.grpo) or not newest_step(run.grpo / "checkpoints"):
+        raise UserError(f"{run.grpo} holds no unfinished run with a saved step; there is nothing to export.")
+    if config.safety.changed == "restart":
+        raise UserError(
+            "Setting safety.changed is restart, which throws away what a changed run has saved, and an export is about just "
+            "that; give --set safety.changed=continue."
+        )
     model = starting_model(config, run)
     inputs = resume.stage_inputs(config, model, question_file(run, "train"), question_file(run, "val"))
-    if runs.finished(run.grpo, runs.fingerprint(**inputs)) or not newest_step(run.grpo / "checkpoints"):
-        raise UserError(f"{run.grpo} holds no unfinished run with a saved step; there is nothing to export.")
     resume.begin(run.grpo, inputs, config.safety.changed)
     return conclude(config, run, model, inputs, time.monotonic())
 

@@ -8,11 +8,11 @@ import pytest
 
 from shared.config import load_config
 from shared.errors import UserError
-from shared.records import JsonlTail
+from shared.records import JsonlTail, Question, write_jsonl
 from shared.runs import RunDirectory, finish_stage, question_file
 from shared.services import OwnedProcess
 from shared.settings import Config
-from stage2_grpo import stage
+from stage2_grpo import resume, stage
 from stage2_grpo.checkpoints import saved_steps
 from stage2_grpo.safety import Trip
 from tests.stage2_grpo.checkpoint_folder import save_steps
@@ -42,6 +42,14 @@ def finished_stage1(run: RunDirectory) -> Path:
     merged = model_folder(run.sft / "merged")
     finish_stage(run.sft, "mark", seconds=1, outputs={"model": str(merged)})
     return merged
+
+
+def with_data(run: RunDirectory) -> Path:
+    """Give a run a question, and a stage 1, whose model is returned."""
+    run.data.mkdir(parents=True)
+    for split in ("train", "val"):
+        write_jsonl(run.data / f"{split}.jsonl", [Question("q1", "zoo", "How many?", "SELECT 1", "zoo.sqlite")])
+    return finished_stage1(run)
 
 
 def test_sft_model_path_wins(
@@ -134,6 +142,37 @@ def test_patience_ends_a_run_that_no_longer_improves(capsys: pytest.CaptureFixtu
     assert stage.out_of_patience(impatient, rows)
     assert not stage.out_of_patience(endless, rows)
     assert capsys.readouterr().out.count("ends early, 1 validations") == 1
+
+
+@pytest.fixture
+def saved(config: Config, run: RunDirectory) -> RunDirectory:
+    """An interrupted run that has saved two steps."""
+    model = with_data(run)
+    resume.begin(
+        run.grpo, resume.stage_inputs(config, model, run.data / "train.jsonl", run.data / "val.jsonl"), "refuse"
+    )
+    save_steps(run.grpo / "checkpoints", 4, 8)
+    return run
+
+
+def test_an_export_of_a_finished_run_is_refused_and_leaves_it(saved: RunDirectory) -> None:
+    finish_stage(saved.grpo, "mark", seconds=1, outputs={"model": str(saved.grpo / "model")})
+    with pytest.raises(UserError, match="no unfinished run with a saved step"):
+        stage.run_export(load_config(PIPELINE, "cpu", ["seed=7"]), saved)
+    assert saved_steps(saved.grpo / "checkpoints") == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ("restart", "safety.changed is restart.*safety.changed=continue"),
+        ("refuse", "other data or settings: seed 0 -> 7"),
+    ],
+)
+def test_an_export_never_throws_saved_steps_away(saved: RunDirectory, changed: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        stage.run_export(load_config(PIPELINE, "cpu", ["seed=7", f"safety.changed={changed}"]), saved)
+    assert saved_steps(saved.grpo / "checkpoints") == [4, 8]
 
 
 def test_a_failure_quotes_the_weight_guard_first(tmp_path: Path) -> None:
