@@ -9,32 +9,24 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from shared import runs
 from shared.errors import UserError
-from shared.metrics import MetricsLog
 from shared.model_folder import check_model_folder, local_path
 from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward import self_test
 from shared.runs import RunDirectory, question_file
-from shared.services import OwnedProcess
 from shared.settings import Config
 from stage2_grpo import resume
 from stage2_grpo.checkpoints import PROBE_FILE, newest_step, prune, rewind, saved_steps, step_folder
 from stage2_grpo.export import export
+from stage2_grpo.follow import follow
 from stage2_grpo.gate import training_questions
-from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
 from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
 from stage2_grpo.services import gateway_and_controller, trainer
-from stage2_grpo.timing import step_shares
-
-_POLL_SECONDS = 0.5
 
 
 def run(config: Config, run: RunDirectory) -> Path:
@@ -193,59 +185,6 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
         return False
     print(f"grpo: ends early, {waited} validations without a better one (safety.patience)", flush=True)
     return True
-
-
-def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total: int) -> Iterator[Row | None]:
-    """Print and log one line per step after step `last` until the trainer ends.
-
-    Yields the figures of each step and validation as they come, and None twice a second meanwhile.
-    """
-    trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
-    episode_rows.new_rows()  # those of an interrupted run belong to its steps
-    episodes: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)  # by split, since the last line
-    with (
-        MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL talks to wandb itself
-        tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
-    ):
-        alive = True
-        while alive:
-            alive = process.running  # read first: what was written before the end is still picked up
-            for episode in episode_rows.new_rows():
-                episodes[episode["split"]].append(episode)
-                bar.update()
-            for row in trainer_rows.new_rows():
-                bar.set_description(f"grpo: step {row['step']} of {total}")
-                values: dict[str, float | None] = {}
-                if "training/reward" in row["data"]:  # else a validation before the first step
-                    for skipped in range(last + 1, row["step"]):
-                        bar.write(skipped_line(skipped, total))
-                    last = row["step"]
-                    played = episodes.pop("train", [])
-                    values = step_metrics(row["data"], played)
-                    values |= step_shares(row["data"], played, config.grpo.concurrency)
-                    refuse_silent_model(row["step"], values)
-                    bar.write(step_line(row["step"], total, values))
-                if validation := episodes.pop("val", []):
-                    checked = step_metrics({}, validation)
-                    bar.write(validation_line(row["step"], checked))
-                    values |= {
-                        f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")
-                    }
-                log.log(row["step"], values)
-                yield {"step": row["step"], **values}
-            yield None
-            time.sleep(_POLL_SECONDS)
-        for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
-            bar.write(skipped_line(skipped, total))
-
-
-def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:
-    """GRPO compares episodes that used tools; a first step without a single call has nothing to learn from."""
-    if step == 1 and values["episodes"] and not values["calls"]:
-        raise UserError(
-            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage 1 "
-            "longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
-        )
 
 
 def forget_steps_after(step: int, folder: Path) -> None:

@@ -1,16 +1,13 @@
 """Stage 2 before any process starts: where the model comes from, how many steps there are, what a failure says."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from shared.config import load_config
 from shared.errors import UserError
-from shared.records import JsonlTail, Question, write_jsonl
+from shared.records import Question, write_jsonl
 from shared.runs import RunDirectory, finish_stage, question_file
-from shared.services import OwnedProcess
 from shared.settings import Config
 from stage2_grpo import resume, stage
 from stage2_grpo.checkpoints import saved_steps
@@ -189,52 +186,3 @@ def test_steps_that_were_not_saved_are_forgotten(tmp_path: Path) -> None:
     metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 3, "rew')
     stage.forget_steps_after(1, tmp_path)
     assert metrics.read_text() == '{"step": 1, "reward": 0.1}\n'
-
-
-def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
-    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def episode(split: str, total: float) -> dict[str, object]:
-        counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
-        return {
-            "split": split,
-            "question_id": "q1",
-            "reward": {"total": total, "correct": total == 1.0},
-            "completion_tokens": 9,
-            "seconds": 0.5,
-            "reward_seconds": 0.1,
-            **counts,
-        }
-
-    def step(number: int) -> dict[str, object]:
-        return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0}}
-
-    written = {
-        "episodes.jsonl": [episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
-        "trainer_metrics.jsonl": [step(2)],
-    }
-    code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"
-    files = [
-        part
-        for name, rows in written.items()
-        for part in (str(tmp_path / name), "".join(json.dumps(row) + "\n" for row in rows))
-    ]
-    (tmp_path / "episodes.jsonl").write_text("")
-    with OwnedProcess([sys.executable, "-c", code, *files], name="writer") as process:
-        for _ in stage.follow(config, tmp_path, process, last=0, total=3):
-            pass
-    first, second, validation, third = capsys.readouterr().out.splitlines()
-    assert first.startswith("step 1/3  no update")
-    assert second.startswith("step 2/3  reward 0.500  accuracy 50%")
-    assert second.endswith("idle 75%  2 s")
-    assert validation.startswith("validation after step 2  reward 1.000")
-    assert third.startswith("step 3/3  no update")
-    (row,) = JsonlTail(tmp_path / "metrics.jsonl").new_rows()
-    assert (row["step"], row["episodes"], row["validation_execution_accuracy"]) == (2, 2.0, 1.0)
-
-
-def test_a_model_that_never_calls_a_tool_stops_the_first_step() -> None:
-    stage.refuse_silent_model(1, {"episodes": 4.0, "calls": 1.0})
-    stage.refuse_silent_model(2, {"episodes": 4.0, "calls": 0.0})
-    with pytest.raises(UserError, match="nothing to learn from"):
-        stage.refuse_silent_model(1, {"episodes": 4.0, "calls": 0.0})
