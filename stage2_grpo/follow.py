@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,12 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
                 bar.set_description(f"grpo: step {row['step']} of {total}")
                 values: dict[str, float | None] = {}
                 if "training/reward" in row["data"]:  # else a validation before the first step
+                    played = episodes.pop("train", [])
                     for skipped in range(last + 1, row["step"]):
                         bar.write(skipped_line(skipped, total))
+                    if row["step"] > last + 1:
+                        played = ended_since(row["data"]["timing/step_start_wall"], played)
                     last = row["step"]
-                    played = episodes.pop("train", [])
                     values = step_metrics(row["data"], played)
                     values |= step_shares(row["data"], played, config.grpo.concurrency)
                     refuse_silent_model(row["step"], values)
@@ -64,6 +66,11 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
             time.sleep(_POLL_SECONDS)
         for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
             bar.write(skipped_line(skipped, total))
+
+
+def ended_since(start: float, episodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The episodes that ended after `start` (seconds since 1970), without those of a skipped step before it."""
+    return [episode for episode in episodes if episode["finished_at"] >= start]
 
 
 def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:

@@ -18,7 +18,7 @@ PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def episode(split: str, total: float) -> dict[str, object]:
+    def episode(split: str, total: float, finished_at: float = 150.0) -> dict[str, object]:
         counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
         return {
             "split": split,
@@ -27,14 +27,16 @@ def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
             "completion_tokens": 9,
             "seconds": 0.5,
             "reward_seconds": 0.1,
+            "finished_at": finished_at,
             **counts,
         }
 
     def step(number: int) -> dict[str, object]:
-        return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0}}
+        return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0, "timing/step_start_wall": 100.0}}
 
+    of_skipped = episode("train", 0.0, finished_at=50.0)
     written = {
-        "episodes.jsonl": [episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
+        "episodes.jsonl": [of_skipped, episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
         "trainer_metrics.jsonl": [step(2)],
     }
     code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"
