@@ -6,7 +6,8 @@
 
 GRPO compares episodes of one question, so it needs a model that calls tools and is right sometimes, not always. A model
 below the thresholds would cost a night and learn nothing. Questions that were always or never solved are
-"flat": they teach nothing for now, and only a capped share of the training rows may be such.
+"flat": they teach nothing for now, and only a capped share of the training rows may be such. The built-in agent plays the
+probe, whatever grpo.agent names.
 
 `python -m stage2_grpo gate --model A --model B` probes several checkpoints of stage 1 and names the one to start from.
 """

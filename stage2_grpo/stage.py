@@ -25,6 +25,7 @@ from stage2_grpo.checkpoints import PROBE_FILE, newest_step, prune, rewind, save
 from stage2_grpo.export import export
 from stage2_grpo.follow import follow
 from stage2_grpo.gate import training_questions
+from stage2_grpo.harness import load_agent
 from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
 from stage2_grpo.services import gateway_and_controller, trainer
 
@@ -38,6 +39,7 @@ def run(config: Config, run: RunDirectory) -> Path:
     if manifest := runs.finished(run.grpo, runs.fingerprint(**inputs)):
         print(f"grpo: finished before, {manifest['outputs']['model']}")
         return Path(manifest["outputs"]["model"])
+    refuse_missing_agent(config)
     from stage2_grpo.doctor.command import before_run  # which itself needs this module
 
     questions = list(read_questions(train))
@@ -103,6 +105,12 @@ def newest_stage1(run: RunDirectory) -> str:
         if manifest := runs.read_manifest(folder):
             return str(manifest["outputs"]["model"])
     raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
+
+
+def refuse_missing_agent(config: Config) -> None:
+    """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
+    if config.grpo.agent and not config.grpo.gateway_url:
+        load_agent(config.grpo.agent)
 
 
 def total_steps(config: Config, questions: int) -> int:

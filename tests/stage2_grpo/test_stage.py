@@ -94,6 +94,13 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(run: RunDirectory, tmp_p
         stage.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={tmp_path}"]), run)
 
 
+def test_an_agent_that_cannot_be_loaded_stops_before_anything_is_played(run: RunDirectory) -> None:
+    with_data(run)
+    with pytest.raises(UserError, match=r"grpo\.agent is 'tests\.no_agent:play', which cannot be loaded"):
+        stage.run(load_config(PIPELINE, "cpu", ["grpo.agent=tests.no_agent:play", "gate.questions=1"]), run)
+    assert not run.grpo.exists()
+
+
 def test_missing_questions_are_named(run: RunDirectory) -> None:
     with pytest.raises(UserError, match=r"train\.jsonl.*python -m data"):
         question_file(run, "train")
