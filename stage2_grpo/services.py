@@ -31,6 +31,10 @@ from stage2_grpo import cpu_backend
 from stage2_grpo.rollout_agent import AgentSettings
 
 _ROOT = Path(__file__).resolve().parents[1]
+_UNRECORDED = (
+    "Jobs (grpo.job_template) record no episodes, so nothing is known of accuracy: only NaN and entropy stop the run, "
+    "safety.patience is off, and the newest step is exported"
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,10 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
     AgentSettings(url, model, config, folder / "episodes.jsonl").save(settings_file)
     gateway_argv = [*gateway_arguments(config, model, url), f"hydra.run.dir='{logs / 'gateway'}'"]
     if config.grpo.gateway_url:
-        yield Rollouts(settings_file, _key_of_foreign_gateway(url, gateway_argv, settings_file), ())
+        key = _key_of_foreign_gateway(url, gateway_argv, settings_file)
+        if config.grpo.job_template:
+            print(f"grpo: {_UNRECORDED}", flush=True)
+        yield Rollouts(settings_file, key, ())
         return
     key = random_key()
     gateway = OwnedProcess(

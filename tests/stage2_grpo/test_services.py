@@ -18,7 +18,9 @@ from tests.stage2_grpo.scripted_gateway import KEY, scripted_gateway
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 
 
-def test_a_gateway_elsewhere_is_used_and_nothing_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_elsewhere_is_used_and_nothing_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("AGL_KEY", KEY)
     with scripted_gateway() as gateway:
         config = load_config(PIPELINE, "cpu", [f"grpo.gateway_url={gateway.url}"])
@@ -27,6 +29,18 @@ def test_a_gateway_elsewhere_is_used_and_nothing_started(tmp_path: Path, monkeyp
             settings = AgentSettings.load(rollouts.settings_file)
     assert settings.gateway_url == gateway.url
     assert KEY not in rollouts.settings_file.read_text()
+    assert capsys.readouterr().out == ""
+
+
+def test_rollouts_as_jobs_are_told_what_they_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AGL_KEY", KEY)
+    with scripted_gateway() as gateway:
+        config = load_config(PIPELINE, "cpu", [f"grpo.gateway_url={gateway.url}", "grpo.job_template=job.yaml"])
+        with gateway_and_controller(config, Path("model"), tmp_path):
+            (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("grpo: Jobs (grpo.job_template) record no episodes")
 
 
 @pytest.mark.parametrize(
