@@ -1,7 +1,8 @@
 """Reading pipeline.yaml into the settings tree, and the checks of its values.
 
-What a setting means stands beside its value in pipeline.yaml, its type in settings.py. Values are resolved in this order: top level of the file, then the chosen profile, then `--set section.key=value`. Unknown keys and values of a
-wrong type are errors that name the key and the nearest valid one.
+What a setting means stands beside its value in pipeline.yaml, its type in settings.py. Values are resolved in this order:
+top level of the file, then the chosen profile, then `--set section.key=value`. Unknown keys and values of a wrong type are
+errors that name the key and the nearest valid one.
 """
 
 from __future__ import annotations
