@@ -28,7 +28,7 @@ LEAST_GIB = 38  # what a "40 GB" card reports
 LIMIT_SECONDS = 600.0
 SMALL = (
     "data.questions_per_database=20", "sft.max_traces=160", "sft.epochs=1", "grpo.total_steps=2", "grpo.epochs=1",
-    "grpo.val_before_train=false", "grpo.test_every=-1", "grpo.save_every=2",
+    "grpo.val_before_train=false", "grpo.test_every=-1", "grpo.save_every=2", "gate.questions=0",
 )  # fmt: skip
 FIGURES = ("reward", "tool_call_rate", "policy_moved", "server_moved", "weight_gap", "idle_share", "seconds")
 

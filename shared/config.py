@@ -213,6 +213,11 @@ def _check(config: Config) -> None:
             f"Setting grpo.mini_batch_size ({grpo.mini_batch_size}) exceeds grpo.train_batch_size "
             f"({grpo.train_batch_size}), so every step would be skipped; lower it."
         )
+    if grpo.test_every > 0 and grpo.test_every % grpo.save_every:
+        raise UserError(
+            f"Setting grpo.test_every ({grpo.test_every}) must be a multiple of grpo.save_every ({grpo.save_every}): only a "
+            "saved step can be kept and exported as the best by validation."
+        )
     if config.gate.questions and config.gate.samples < 2:
         raise UserError(
             f"Setting gate.samples is {config.gate.samples}; a mixed group needs at least 2 samples of a question, or set "

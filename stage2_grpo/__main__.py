@@ -7,8 +7,8 @@ from shared.cli import carry_out, common_parser, run_main
 
 _DESCRIPTION = """Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint.
 `python -m stage2_grpo doctor` finds what would spoil a run, `python -m stage2_grpo budget` measures the lengths of episodes
-and suggests limits, `python -m stage2_grpo gate` says which checkpoint to start from; each has a --help of its own. `python -m stage2_grpo export` finishes an interrupted or stopped run with
-the best step that it has saved."""
+and suggests limits, `python -m stage2_grpo gate` says which checkpoint to start from; each has a --help of its own.
+`python -m stage2_grpo export` finishes an interrupted or stopped run with the best step that it has saved."""
 
 
 def main() -> None:

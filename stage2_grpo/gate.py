@@ -6,7 +6,8 @@
 
 GRPO compares episodes of one question, so it needs a model that calls tools and is right sometimes, not always. A model
 below the thresholds would cost a night and learn nothing. Questions that were always or never solved are
-"flat": they teach nothing for now, and only a capped share of the training rows may be such.
+"flat": they teach nothing for now, and only a capped share of the training rows may be such. The built-in agent plays the
+probe, whatever grpo.agent names.
 
 `python -m stage2_grpo gate --model A --model B` probes several checkpoints of stage 1 and names the one to start from.
 """
@@ -25,8 +26,9 @@ from shared.errors import UserError
 from shared.evaluation import play_model, read_summary
 from shared.metrics import mean, percent
 from shared.model_folder import check_model_folder
+from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Question, read_questions, to_json
-from shared.runs import RunDirectory, fingerprint, question_file, write_json
+from shared.runs import RunDirectory, begin_stage, fingerprint, question_file, write_json
 from shared.samples import outcomes, sample_folders
 from shared.settings import Config, GateConfig
 
@@ -62,13 +64,14 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def training_questions(config: Config, folder: Path, model: Path, questions: Sequence[Question]) -> list[Question]:
-    """The questions to train on, after the gate; all of them without one. A finished probe is read again.
+    """The questions to train on, after the gate; all of them without one. A finished probe of the same is read again.
 
     Raises UserError when the model is not ready.
     """
     if not config.gate.questions:
         return list(questions)
-    readiness, solved = probed(config, folder / "gate", model, questions[: config.gate.questions])
+    asked = questions[: config.gate.questions]
+    readiness, solved = probed(config, folder / "gate", probe_mark(config, model, asked), model, asked)
     print(f"grpo: gate  {readiness_line(readiness)}", flush=True)
     if sentence := shortfall(readiness, config.gate):
         raise UserError(sentence)
@@ -86,8 +89,8 @@ def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
     found = {}
     for model in models:
         check_model_folder(model, "--model")
-        folder = run.path / "gate" / fingerprint(model=model, inputs=[to_dict(config), *map(to_json, questions)])[:12]
-        found[model] = probed(config, folder, model, questions)[0]
+        mark = probe_mark(config, model, questions)
+        found[model] = probed(config, run.path / "gate" / mark[:12], mark, model, questions)[0]
     for model, readiness in found.items():
         print(f"{readiness_line(readiness)}  {model}")
     best = readiest(found)
@@ -100,13 +103,32 @@ def readiest(found: Mapping[Path, Readiness]) -> Path:
     return max(found, key=lambda model: (found[model].pass_at_k, found[model].mixed_share))
 
 
-def probed(config: Config, folder: Path, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
-    """The result of a probe in `folder`, played unless it is there."""
-    if not (folder / GATE_FILE).exists():
-        readiness, solved = probe(config, folder, model, questions)
-        write_json(folder / GATE_FILE, {"readiness": dataclasses.asdict(readiness), "solved": solved})
-    saved = json.loads((folder / GATE_FILE).read_text(encoding="utf-8"))
-    return Readiness(**saved["readiness"]), saved["solved"]
+def probe_mark(config: Config, model: Path, questions: Sequence[Question]) -> str:
+    """Fingerprint of all that the result of a probe depends on; not how fast it is played, nor the thresholds."""
+    settings = to_dict(config)
+    return fingerprint(
+        model=model,
+        questions=[to_json(question) for question in questions],
+        prompts=[SYSTEM_PROMPT, TOOLS],
+        samples=config.gate.samples,
+        temperature=config.grpo.temperature,
+        server=[config.vllm.tool_call_parser, config.vllm.max_model_len],
+        **{key: settings[key] for key in ("seed", "agent", "sandbox")},
+    )
+
+
+def probed(
+    config: Config, folder: Path, mark: str, model: Path, questions: Sequence[Question]
+) -> tuple[Readiness, Outcomes]:
+    """The result of the probe `mark` in `folder`, played unless it is there; an interrupted one is continued."""
+    file = folder / GATE_FILE
+    saved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if saved.get("fingerprint") == mark:
+        return Readiness(**saved["readiness"]), saved["solved"]
+    begin_stage(folder, mark)
+    readiness, solved = probe(config, folder, model, questions)
+    write_json(file, {"fingerprint": mark, "readiness": dataclasses.asdict(readiness), "solved": solved})
+    return readiness, solved
 
 
 def probe(config: Config, folder: Path, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
@@ -156,7 +178,10 @@ def shortfall(readiness: Readiness, gate: GateConfig) -> str | None:
         "train stage 1 longer (sft.epochs, sft.max_traces) or start from another checkpoint, or lower the threshold"
     )
     if readiness.tool_call_rate < gate.min_tool_calls:
-        return f"{start} only {percent(readiness.tool_call_rate)} of its episodes call a tool (gate.min_tool_calls {gate.min_tool_calls}); {more_sft}."
+        return (
+            f"{start} only {percent(readiness.tool_call_rate)} of its episodes call a tool (gate.min_tool_calls "
+            f"{gate.min_tool_calls}); {more_sft}."
+        )
     if readiness.mean_turns < gate.min_turns:
         return (
             f"{start} its episodes have {readiness.mean_turns:.1f} turns (gate.min_turns {gate.min_turns}); {more_sft}."

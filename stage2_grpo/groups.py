@@ -23,9 +23,8 @@ def gate_on_outcome(rewards: Sequence[float], groups: Sequence[Hashable]) -> lis
     gated = list(rewards)
     for places in members.values():
         values = [rewards[place] for place in places]
-        if (
-            len({value >= EMPTY_GOLD_REWARD for value in values}) == 1
-        ):  # right answers only reach it (see shared.reward)
+        right = {value >= EMPTY_GOLD_REWARD for value in values}  # only right answers reach it (see shared.reward)
+        if len(right) == 1:
             for place in places:
                 gated[place] = fmean(values)
     return gated

@@ -1,7 +1,8 @@
 """One readable line per GRPO step and validation, from what the trainer and the controller wrote.
 
 The trainer appends its metrics to a JSONL file (one line per step), the controller one line per episode. Steps are
-synchronous: the episodes that ended since the last step's line belong to the next one.
+synchronous: the episodes that ended since the last step's line belong to the next one, but for those of steps that were
+skipped meanwhile (see follow.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
     """The figures of one step: what the trainer measured and what its episodes did.
 
     Shares are over episodes (accuracy, tool-call rate), executed calls (fallback), turns after the first (merged) and
-    questions (mixed groups: those with right and wrong episodes); None where there was nothing to count.
+    questions (mixed groups: those with right and wrong episodes); None where there was nothing to count. Lost episodes are
+    those that the trainer got without a reward: one whose step ended before it could start has no record.
     """
     judged = [episode for episode in episodes if episode["reward"]]
     values: dict[str, float | None] = {
@@ -33,7 +35,7 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any
         "episode_tokens": mean(float(episode["completion_tokens"]) for episode in judged),
         "mixed_groups": _mixed_share(judged),
         "episodes": float(len(judged)),
-        "lost_episodes": float(len(episodes) - len(judged)),
+        "lost_episodes": float(trainer.get("training/n_unrewarded_rollouts", len(episodes) - len(judged))),
     }
     renamed = {
         "seconds": "timing_s/step",

@@ -129,7 +129,7 @@ def make_handler(
 ) -> Callable[[RolloutTask], Coroutine[Any, Any, float | None]]:
     """A handler for the pooled controller; `record` gets one row per episode, lost ones included (see `episode_row`).
 
-    A try after which there is another one leaves no row.
+    A try after which there is another one leaves no row, nor does a rollout whose step ended before it could start.
     """
     runner = EpisodeRunner(config, model_folder)
 

@@ -27,14 +27,14 @@ class Trip:
 
 def tripped(rows: Sequence[Row], safety: SafetyConfig) -> Trip | None:
     """The first tripwire that the newest step released, None while all is well."""
-    steps = [row for row in rows if "episodes" in row]
+    steps = _steps(rows)
     if not steps:
         return None
     if trip := _not_finite(steps[-1]):
         return trip
     if not safety.window or len(steps) < safety.window:
         return None
-    first, last = steps[: safety.window], steps[-safety.window :]
+    first, last = steps[: safety.window], _watched(steps, safety)
     sentence = _nothing_to_compare(last)
     if len(steps) >= 2 * safety.window:
         sentence = sentence or _drift(first, last, safety)
@@ -54,9 +54,24 @@ def validations_since_best(rows: Sequence[Row]) -> int:
 
 
 def kept_steps(rows: Sequence[Row], saved: Sequence[int], config: Config) -> set[int]:
-    """The saved steps to keep: the newest ones, the best, and the last one from before the tripwires' window."""
-    before = [step for step in saved if step <= rows[-1]["step"] - config.safety.window]
-    return {*saved[-config.grpo.keep_checkpoints :], *before[-1:], best_step(rows, saved) or 0}
+    """The saved steps to keep: the newest ones, the best, and what a tripwire may go back to.
+
+    That is the last step saved before those that the tripwires watch, and the first one among these, which takes its place
+    as they move on.
+    """
+    watched = _watched(_steps(rows), config.safety)
+    first = watched[0]["step"] if watched else rows[-1]["step"] + 1
+    before, among = [step for step in saved if step < first], [step for step in saved if step >= first]
+    return {*saved[-config.grpo.keep_checkpoints :], *before[-1:], *among[:1], best_step(rows, saved) or 0}
+
+
+def _steps(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "episodes" in row]
+
+
+def _watched(steps: Sequence[Row], safety: SafetyConfig) -> Sequence[Row]:
+    """The last `safety.window` steps; a step that made no update has no row and is none of them."""
+    return steps[-safety.window :] if safety.window else []
 
 
 def _validations(rows: Sequence[Row]) -> dict[int, float]:

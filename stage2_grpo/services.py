@@ -4,7 +4,8 @@ All of them listen on the loopback address only (torch's rendezvous socket, whic
 exception), on ports that were free, behind a random key, and end with the `with` block or with the runner.
 
 Two settings let parts of it live elsewhere. With grpo.ray_address the trainer's workers are those of a Ray cluster, and the
-gateway listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are somebody else's.
+gateway listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are somebody else's; they
+read model, temperature and settings when they start, so a changed run needs them started again.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ from stage2_grpo import cpu_backend
 from stage2_grpo.rollout_agent import AgentSettings
 
 _ROOT = Path(__file__).resolve().parents[1]
+_UNRECORDED = (
+    "Jobs (grpo.job_template) record no episodes, so nothing is known of accuracy: only NaN and entropy stop the run, "
+    "safety.patience is off, and the newest step is exported"
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,10 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
     AgentSettings(url, model, config, folder / "episodes.jsonl").save(settings_file)
     gateway_argv = [*gateway_arguments(config, model, url), f"hydra.run.dir='{logs / 'gateway'}'"]
     if config.grpo.gateway_url:
-        yield Rollouts(settings_file, _key_of_foreign_gateway(url, gateway_argv, settings_file), ())
+        key = _key_of_foreign_gateway(url, gateway_argv, settings_file)
+        if config.grpo.job_template:
+            print(f"grpo: {_UNRECORDED}", flush=True)
+        yield Rollouts(settings_file, key, ())
         return
     key = random_key()
     gateway = OwnedProcess(
@@ -77,11 +85,15 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
 
 
 def gateway_arguments(config: Config, model: Path, url: str) -> list[str]:
-    """Arguments of `agl-server`; its key comes from AGL_KEY in its environment."""
+    """Arguments of `agl-server`; its key comes from AGL_KEY in its environment.
+
+    An https address is that of a proxy, which forwards to agl-server's usual port.
+    """
     address = urlsplit(url)
+    host, port = ("0.0.0.0", 8080) if address.scheme == "https" else (address.hostname, address.port or 80)
     return [
-        f"host={address.hostname}",
-        f"port={address.port or 8080}",
+        f"host={host}",
+        f"port={port}",
         f"default_proxy.model_name='{model}'",  # must equal actor_rollout_ref.model.path byte for byte
         f"default_proxy.train.temperature={config.grpo.temperature}",
         "default_proxy.val.temperature=0.0",  # Agent Lightning validates at 0.7
@@ -93,7 +105,7 @@ def _key_of_foreign_gateway(url: str, argv: list[str], settings_file: Path) -> s
     """The key from the environment; raises UserError when the gateway does not answer or wants another one."""
     how = (
         f"Start it with the same AGL_KEY as this run: agl-server {shlex.join(argv)} — and its controller: "
-        f"python -m stage2_grpo.controller --settings {settings_file}"
+        f"python -m stage2_grpo.controller --settings {settings_file} --drain 60"
     )
     key = os.environ.get("AGL_KEY", "")
     if not key:

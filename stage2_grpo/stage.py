@@ -9,32 +9,25 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from shared import runs
 from shared.errors import UserError
-from shared.metrics import MetricsLog
 from shared.model_folder import check_model_folder, local_path
 from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward import self_test
 from shared.runs import RunDirectory, question_file
-from shared.services import OwnedProcess
 from shared.settings import Config
 from stage2_grpo import resume
 from stage2_grpo.checkpoints import PROBE_FILE, newest_step, prune, rewind, saved_steps, step_folder
 from stage2_grpo.export import export
+from stage2_grpo.follow import follow
 from stage2_grpo.gate import training_questions
-from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
+from stage2_grpo.harness import load_agent
 from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
 from stage2_grpo.services import gateway_and_controller, trainer
-from stage2_grpo.timing import step_shares
-
-_POLL_SECONDS = 0.5
 
 
 def run(config: Config, run: RunDirectory) -> Path:
@@ -46,6 +39,7 @@ def run(config: Config, run: RunDirectory) -> Path:
     if manifest := runs.finished(run.grpo, runs.fingerprint(**inputs)):
         print(f"grpo: finished before, {manifest['outputs']['model']}")
         return Path(manifest["outputs"]["model"])
+    refuse_missing_agent(config)
     from stage2_grpo.doctor.command import before_run  # which itself needs this module
 
     questions = list(read_questions(train))
@@ -62,11 +56,19 @@ def run(config: Config, run: RunDirectory) -> Path:
 
 
 def run_export(config: Config, run: RunDirectory) -> Path:
-    """Finish the stage with what an interrupted or stopped run has saved; raises UserError when that is nothing."""
+    """Finish the stage with what an interrupted or stopped run has saved, and throw nothing away.
+
+    Raises UserError when nothing is saved or the run is finished.
+    """
+    if runs.read_manifest(run.grpo) or not newest_step(run.grpo / "checkpoints"):
+        raise UserError(f"{run.grpo} holds no unfinished run with a saved step; there is nothing to export.")
+    if config.safety.changed == "restart":
+        raise UserError(
+            "Setting safety.changed is restart, which throws away what a changed run has saved, and an export is about just "
+            "that; give --set safety.changed=continue."
+        )
     model = starting_model(config, run)
     inputs = resume.stage_inputs(config, model, question_file(run, "train"), question_file(run, "val"))
-    if runs.finished(run.grpo, runs.fingerprint(**inputs)) or not newest_step(run.grpo / "checkpoints"):
-        raise UserError(f"{run.grpo} holds no unfinished run with a saved step; there is nothing to export.")
     resume.begin(run.grpo, inputs, config.safety.changed)
     return conclude(config, run, model, inputs, time.monotonic())
 
@@ -103,6 +105,12 @@ def newest_stage1(run: RunDirectory) -> str:
         if manifest := runs.read_manifest(folder):
             return str(manifest["outputs"]["model"])
     raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
+
+
+def refuse_missing_agent(config: Config) -> None:
+    """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
+    if config.grpo.agent and not config.grpo.gateway_url:
+        load_agent(config.grpo.agent)
 
 
 def total_steps(config: Config, questions: int) -> int:
@@ -169,12 +177,12 @@ def go_back(checkpoints: Path, trip: Trip) -> str:
     """Make the last checkpoint from before the fault the newest one; the sentence for the user. The trainer has ended."""
     good = max((step for step in saved_steps(checkpoints) if step < trip.since), default=0)
     rewind(checkpoints, good)
-    later = f"later ones stay as tripped_step_* in {checkpoints}"
     if not good:
-        return f"{trip.sentence}. No checkpoint is older than the fault ({later}): run again with such a change, it starts anew."
+        return f"{trip.sentence}. No checkpoint is older than the fault: run again with such a change, it starts anew."
     return (
-        f"{trip.sentence}. Step {good} is the last good checkpoint ({later}): run again with such a change and --set "
-        "safety.changed=continue, or take the best saved step with `python -m stage2_grpo export`."
+        f"{trip.sentence}. Step {good} is the last good checkpoint (later ones stay as tripped_step_* in {checkpoints}): run "
+        "again with such a change and --set safety.changed=continue, or take the best saved step with `python -m stage2_grpo "
+        "export`."
     )
 
 
@@ -185,59 +193,6 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
         return False
     print(f"grpo: ends early, {waited} validations without a better one (safety.patience)", flush=True)
     return True
-
-
-def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total: int) -> Iterator[Row | None]:
-    """Print and log one line per step after step `last` until the trainer ends.
-
-    Yields the figures of each step and validation as they come, and None twice a second meanwhile.
-    """
-    trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
-    episode_rows.new_rows()  # those of an interrupted run belong to its steps
-    episodes: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)  # by split, since the last line
-    with (
-        MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL talks to wandb itself
-        tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
-    ):
-        alive = True
-        while alive:
-            alive = process.running  # read first: what was written before the end is still picked up
-            for episode in episode_rows.new_rows():
-                episodes[episode["split"]].append(episode)
-                bar.update()
-            for row in trainer_rows.new_rows():
-                bar.set_description(f"grpo: step {row['step']} of {total}")
-                values: dict[str, float | None] = {}
-                if "training/reward" in row["data"]:  # else a validation before the first step
-                    for skipped in range(last + 1, row["step"]):
-                        bar.write(skipped_line(skipped, total))
-                    last = row["step"]
-                    played = episodes.pop("train", [])
-                    values = step_metrics(row["data"], played)
-                    values |= step_shares(row["data"], played, config.grpo.concurrency)
-                    refuse_silent_model(row["step"], values)
-                    bar.write(step_line(row["step"], total, values))
-                if validation := episodes.pop("val", []):
-                    checked = step_metrics({}, validation)
-                    bar.write(validation_line(row["step"], checked))
-                    values |= {
-                        f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")
-                    }
-                log.log(row["step"], values)
-                yield {"step": row["step"], **values}
-            yield None
-            time.sleep(_POLL_SECONDS)
-        for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
-            bar.write(skipped_line(skipped, total))
-
-
-def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:
-    """GRPO compares episodes that used tools; a first step without a single call has nothing to learn from."""
-    if step == 1 and values["episodes"] and not values["calls"]:
-        raise UserError(
-            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage 1 "
-            "longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
-        )
 
 
 def forget_steps_after(step: int, folder: Path) -> None:

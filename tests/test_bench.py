@@ -15,7 +15,7 @@ PIPELINE = Path(__file__).resolve().parents[1] / "pipeline.yaml"
 def test_the_small_run_is_the_reference_configuration_but_for_its_size() -> None:
     config, reference = load_config(PIPELINE, "gpu", SMALL), load_config(PIPELINE, "gpu")
     assert (config.model, config.vllm, config.agent) == (reference.model, reference.vllm, reference.agent)
-    assert config.grpo.total_steps == 2
+    assert (config.grpo.total_steps, config.gate.questions) == (2, 0)
     assert "model=folder" in command("data", "name", "folder")
 
 

@@ -94,5 +94,5 @@ def checkpoint_bytes(shape: ModelShape, config: Config) -> int:
 
 
 def run_bytes(shape: ModelShape, config: Config) -> int:
-    """Disk for a whole run: the newest checkpoints, up to three more (see checkpoints.py), the exported model twice."""
-    return (config.grpo.keep_checkpoints + 3) * checkpoint_bytes(shape, config) + 2 * 2 * shape.parameters
+    """Disk for a whole run: the newest checkpoints, up to four more (safety.kept_steps), the exported model twice."""
+    return (config.grpo.keep_checkpoints + 4) * checkpoint_bytes(shape, config) + 2 * 2 * shape.parameters

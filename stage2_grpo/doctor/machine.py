@@ -124,7 +124,7 @@ def check_disk(case: Case, free: int | None = None) -> Iterator[Finding]:
         yield error(
             name,
             f"{free / GIB:.1f} GiB are free at {folder}, the run needs {(needed - written) / GIB:.1f} more ({plan}, up "
-            "to three more: the best, one from before a fault, one being written; the exported model).",
+            "to four more: the best, two to go back to after a fault, one being written; the exported model).",
             why="the run would stop at a checkpoint, hours in.",
             fix="free space, set runs_dir to a larger disk, or lower grpo.keep_checkpoints.",
         )

@@ -78,6 +78,7 @@ def test_a_text_setting_takes_text_that_looks_like_a_number() -> None:
         ("grpo.mini_batch_size=64", "so every step would be skipped"),
         ("agent.context_tokens=100000", "exceeds vllm.max_model_len"),
         ("grpo.reward_executed=0.5", "must stay below half a correct answer"),
+        ("grpo.test_every=3", r"test_every \(3\) must be a multiple of grpo\.save_every \(2\)"),
         ("grpo.nodes=2", "start a Ray cluster and give its address as grpo.ray_address"),
         ("vllm.tensor_parallel=2", r"must divide all GPUs \(grpo.nodes x grpo.gpus_per_node = 1\)"),
         ("grpo.job_template=job.yaml", "needs grpo.gateway_url"),

@@ -31,7 +31,7 @@ class ScriptedGateway:
         self.refuse: Callable[[str, str], Reply | None] = lambda method, path: None
         self.clock: Callable[[], float] = time.time
 
-    def queue(self, *inputs: Any, timeout_seconds: int = 60) -> list[str]:
+    def queue(self, *inputs: Any, timeout_seconds: float = 60) -> list[str]:
         """New rollouts, as the trainer queues them."""
         names = []
         for value in inputs:

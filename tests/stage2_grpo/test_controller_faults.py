@@ -58,14 +58,12 @@ async def hang(task: RolloutTask) -> float:
 
 def test_the_end_of_a_step_ends_what_runs_and_what_still_waits(gateway: ScriptedGateway) -> None:
     async def scenario() -> None:
-        gateway.clock = lambda: 0.0
+        gateway.clock = lambda: 0.2 if "failed" in gateway.states() else 0.0  # the first episode takes the whole step
         running, waiting = gateway.queue("x", "x")
-        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.5):
-            await reach(gateway, "running", "queuing")
-            gateway.clock = lambda: 0.5
+        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.2):
             await reach(gateway, "failed", "failed")
-        assert gateway.error(running) == "timed out after 0.5 s"
-        assert gateway.error(waiting) == "its step was over before it could start, after 0.5 s"
+        assert gateway.error(running) == "timed out after 0.2 s"
+        assert gateway.error(waiting) == "its step was over before it could start, after 0.2 s"
 
     asyncio.run(scenario())
 
@@ -125,21 +123,22 @@ def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
     gateway: ScriptedGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(controller, "_STOP_GRACE", 0.05)
-    late = asyncio.Event()
+    go_on, late = asyncio.Event(), asyncio.Event()
 
     async def stubborn(task: RolloutTask) -> float:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600 if task.input == "late" else 0)
         if task.input == "late":
-            await asyncio.sleep(1)
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+            await go_on.wait()
             late.set()
         return 1.0
 
     async def scenario() -> None:
-        rollout, _ = gateway.queue("late", "next")
-        async with serving(gateway, stubborn, concurrency=1, episode_timeout_seconds=0.5):
+        (rollout,) = gateway.queue("late", timeout_seconds=0.5)
+        gateway.queue("next")
+        async with serving(gateway, stubborn, concurrency=1):
             await reach(gateway, "failed", "succeeded")
-            assert not late.is_set()
+            go_on.set()
             await asyncio.wait_for(late.wait(), 5)
         assert gateway.error(rollout) == "timed out after 0.5 s"
         assert gateway.rewards(rollout) == []

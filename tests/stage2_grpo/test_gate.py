@@ -1,6 +1,7 @@
 """The readiness gate: what a probe says of a model, when the stage stops, and which questions are left out."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -9,9 +10,10 @@ import pytest
 from shared.config import load_config
 from shared.errors import UserError
 from shared.records import Question
-from shared.runs import write_json
+from shared.runs import begin_stage, write_json
 from stage2_grpo.gate import (
     Readiness,
+    probe_mark,
     readiest,
     readiness_line,
     readiness_of,
@@ -27,9 +29,16 @@ READY = Readiness(
 )
 
 
-def gate_folder(grpo: Path) -> Path:
-    (grpo / "gate").mkdir()
-    return grpo / "gate"
+def finished_probe(
+    grpo: Path, asked: Sequence[Question], readiness: Readiness = READY, **solved: Sequence[bool]
+) -> Path:
+    """A probe of a model in the folder of stage 2; returns the model."""
+    (grpo / "model").mkdir()
+    (grpo / "model" / "config.json").write_text("{}")
+    mark = probe_mark(CONFIG, grpo / "model", asked)
+    begin_stage(grpo / "gate", mark)
+    write_json(grpo / "gate" / "gate.json", {"fingerprint": mark, "readiness": asdict(readiness), "solved": solved})
+    return grpo / "model"
 
 
 def questions(*names: str) -> list[Question]:
@@ -86,17 +95,35 @@ def test_a_finished_probe_is_read_again_and_shapes_the_training_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = questions("never", "mixed")
-    saved = {"readiness": asdict(READY), "solved": {"never": [False, False], "mixed": [True, False]}}
-    write_json(gate_folder(tmp_path) / "gate.json", saved)
-    assert training_questions(CONFIG, tmp_path, tmp_path / "model", asked) == asked[1:]
+    model = finished_probe(tmp_path, asked, never=[False, False], mixed=[True, False])
+    strict = load_config(PIPELINE, "gpu", ["gate.min_pass=0.6", "grpo.concurrency=8"])
+    assert training_questions(strict, tmp_path, model, asked) == asked[1:]
     assert "1 of 2 training questions left out (gate.flat_share)" in capsys.readouterr().out
 
 
 def test_a_finished_probe_of_a_model_that_is_not_ready_stops_again(tmp_path: Path) -> None:
-    saved = {"readiness": asdict(replace(READY, tool_call_rate=0.1)), "solved": {}}
-    write_json(gate_folder(tmp_path) / "gate.json", saved)
+    model = finished_probe(tmp_path, questions("q"), replace(READY, tool_call_rate=0.1))
     with pytest.raises(UserError, match="not ready for GRPO"):
-        training_questions(CONFIG, tmp_path, tmp_path / "model", questions("q"))
+        training_questions(CONFIG, tmp_path, model, questions("q"))
+
+
+@pytest.mark.parametrize(
+    "change", ["gate.samples=4", "gate.questions=1", "grpo.temperature=0.5", "agent.max_turns=3", "sandbox.max_rows=9"]
+)
+def test_a_probe_of_something_else_is_played_again(tmp_path: Path, change: str) -> None:
+    asked = questions("a", "b")
+    model = finished_probe(tmp_path, asked, a=[True, False], b=[True, False])
+    config = load_config(PIPELINE, "gpu", [change])
+    with pytest.raises(UserError, match=r"tokenizer"):  # the model folder holds none to serve
+        training_questions(config, tmp_path, model, asked)
+    assert not (tmp_path / "gate" / "gate.json").exists()
+
+
+def test_a_probe_of_another_model_is_played_again(tmp_path: Path) -> None:
+    model = finished_probe(tmp_path, questions("a"), a=[True, False])
+    (model / "config.json").write_text("other")
+    with pytest.raises(UserError, match=r"tokenizer"):
+        training_questions(CONFIG, tmp_path, model, questions("a"))
 
 
 def test_without_the_gate_every_question_is_trained(tmp_path: Path) -> None:

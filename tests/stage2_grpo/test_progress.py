@@ -36,6 +36,11 @@ def test_figures_of_a_step() -> None:
     assert values["episode_tokens"] == 100.0
 
 
+def test_an_episode_that_never_started_is_lost_too() -> None:
+    values = step_metrics({"training/n_unrewarded_rollouts": 3}, [episode(), episode(reward=None)])
+    assert (values["episodes"], values["lost_episodes"]) == (1.0, 3.0)
+
+
 def test_a_group_is_mixed_when_its_episodes_differ_in_being_right() -> None:
     right, wrong = {"total": 1.0, "correct": True}, {"total": 0.1, "correct": False}
     groups = {"mixed": (right, wrong), "solved": (right, right), "failed": (wrong, {**wrong, "total": 0.2})}

@@ -10,7 +10,8 @@ from shared.config import load_config
 from stage2_grpo.progress import step_metrics
 from stage2_grpo.safety import best_step, kept_steps, tripped, validations_since_best
 
-CONFIG = load_config(Path(__file__).resolve().parents[2] / "pipeline.yaml", "cpu", ["safety.window=4"])
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+CONFIG = load_config(PIPELINE, "cpu", ["safety.window=4"])
 SAFETY = CONFIG.safety
 HEALTHY: dict[str, Any] = {
     "episodes": 16.0,
@@ -111,3 +112,25 @@ def test_the_newest_the_best_and_one_from_before_the_window_are_kept() -> None:
     assert kept_steps(faulty(8), saved, CONFIG) == {8, 10, 12, 0}
     assert kept_steps([*validated(0.1, 0.5), *faulty(8)], saved, CONFIG) == {4, 8, 10, 12}
     assert kept_steps(faulty(1), [2], CONFIG) == {2, 0}
+
+
+@pytest.mark.parametrize("skipped", [(), (9, 10, 21)], ids=str)
+@pytest.mark.parametrize(
+    ("window", "save_every", "keep"), [(8, 1, 1), (8, 2, 2), (8, 3, 1), (4, 1, 2), (4, 4, 1), (4, 16, 1)]
+)
+def test_a_run_that_trips_finds_a_checkpoint_from_before_the_fault_not_far_from_it(
+    window: int, save_every: int, keep: int, skipped: tuple[int, ...]
+) -> None:
+    grpo = dataclasses.replace(CONFIG.grpo, save_every=save_every, keep_checkpoints=keep)
+    config = dataclasses.replace(CONFIG, grpo=grpo, safety=dataclasses.replace(SAFETY, window=window))
+    history: list[dict[str, Any]] = []
+    saved: list[int] = []
+    for step in [step for step in range(1, 60) if step not in skipped]:
+        saved += [step] if step % save_every == 0 else []
+        history.append({"step": step, **HEALTHY, "mixed_groups": 0.0})
+        if trip := tripped(history, config.safety):
+            good = max((step for step in saved if step < trip.since), default=0)
+            assert good or trip.since <= save_every
+            assert trip.since - good <= window + save_every + len(skipped)
+        saved = sorted(kept_steps(history, saved, config) & {*saved})
+        assert len(saved) <= keep + 2

@@ -12,13 +12,15 @@ from shared.errors import UserError
 from shared.services import free_port
 from stage2_grpo import ray_cluster
 from stage2_grpo.rollout_agent import AgentSettings
-from stage2_grpo.services import address_towards, gateway_and_controller, trainer_environment
+from stage2_grpo.services import address_towards, gateway_and_controller, gateway_arguments, trainer_environment
 from tests.stage2_grpo.scripted_gateway import KEY, scripted_gateway
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 
 
-def test_a_gateway_elsewhere_is_used_and_nothing_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gateway_elsewhere_is_used_and_nothing_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("AGL_KEY", KEY)
     with scripted_gateway() as gateway:
         config = load_config(PIPELINE, "cpu", [f"grpo.gateway_url={gateway.url}"])
@@ -27,6 +29,18 @@ def test_a_gateway_elsewhere_is_used_and_nothing_started(tmp_path: Path, monkeyp
             settings = AgentSettings.load(rollouts.settings_file)
     assert settings.gateway_url == gateway.url
     assert KEY not in rollouts.settings_file.read_text()
+    assert capsys.readouterr().out == ""
+
+
+def test_rollouts_as_jobs_are_told_what_they_do_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AGL_KEY", KEY)
+    with scripted_gateway() as gateway:
+        config = load_config(PIPELINE, "cpu", [f"grpo.gateway_url={gateway.url}", "grpo.job_template=job.yaml"])
+        with gateway_and_controller(config, Path("model"), tmp_path):
+            (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("grpo: Jobs (grpo.job_template) record no episodes")
 
 
 @pytest.mark.parametrize(
@@ -44,6 +58,18 @@ def test_a_gateway_elsewhere_that_cannot_be_used_is_named_with_the_command_that_
             pass
     assert "agl-server host=127.0.0.1" in str(refusal.value)
     assert f"stage2_grpo.controller --settings {tmp_path / 'agents.json'}" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "binds"),
+    [
+        ("http://10.0.0.2:9000", ["host=10.0.0.2", "port=9000"]),
+        ("http://10.0.0.2", ["host=10.0.0.2", "port=80"]),
+        ("https://rollouts.example.org/gateway", ["host=0.0.0.0", "port=8080"]),
+    ],
+)
+def test_a_gateway_binds_to_its_address_but_behind_a_proxy_to_its_own(url: str, binds: list[str]) -> None:
+    assert gateway_arguments(load_config(PIPELINE, "cpu"), Path("model"), url)[:2] == binds
 
 
 def test_without_a_cluster_everything_stays_on_loopback(tmp_path: Path) -> None:

@@ -1,18 +1,15 @@
 """Stage 2 before any process starts: where the model comes from, how many steps there are, what a failure says."""
 
-import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from shared.config import load_config
 from shared.errors import UserError
-from shared.records import JsonlTail
+from shared.records import Question, write_jsonl
 from shared.runs import RunDirectory, finish_stage, question_file
-from shared.services import OwnedProcess
 from shared.settings import Config
-from stage2_grpo import stage
+from stage2_grpo import resume, stage
 from stage2_grpo.checkpoints import saved_steps
 from stage2_grpo.safety import Trip
 from tests.stage2_grpo.checkpoint_folder import save_steps
@@ -42,6 +39,14 @@ def finished_stage1(run: RunDirectory) -> Path:
     merged = model_folder(run.sft / "merged")
     finish_stage(run.sft, "mark", seconds=1, outputs={"model": str(merged)})
     return merged
+
+
+def with_data(run: RunDirectory) -> Path:
+    """Give a run a question, and a stage 1, whose model is returned."""
+    run.data.mkdir(parents=True)
+    for split in ("train", "val"):
+        write_jsonl(run.data / f"{split}.jsonl", [Question("q1", "zoo", "How many?", "SELECT 1", "zoo.sqlite")])
+    return finished_stage1(run)
 
 
 def test_sft_model_path_wins(
@@ -89,6 +94,13 @@ def test_an_adapter_is_refused_with_the_way_to_merge_it(run: RunDirectory, tmp_p
         stage.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={tmp_path}"]), run)
 
 
+def test_an_agent_that_cannot_be_loaded_stops_before_anything_is_played(run: RunDirectory) -> None:
+    with_data(run)
+    with pytest.raises(UserError, match=r"grpo\.agent is 'tests\.no_agent:play', which cannot be loaded"):
+        stage.run(load_config(PIPELINE, "cpu", ["grpo.agent=tests.no_agent:play", "gate.questions=1"]), run)
+    assert not run.grpo.exists()
+
+
 def test_missing_questions_are_named(run: RunDirectory) -> None:
     with pytest.raises(UserError, match=r"train\.jsonl.*python -m data"):
         question_file(run, "train")
@@ -122,7 +134,8 @@ def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> 
 
 def test_a_run_that_went_wrong_from_the_start_starts_anew(tmp_path: Path) -> None:
     save_steps(tmp_path, 4)
-    assert "No checkpoint is older than the fault" in stage.go_back(tmp_path, Trip("x", since=1))
+    message = stage.go_back(tmp_path, Trip("x", since=1))
+    assert message == "x. No checkpoint is older than the fault: run again with such a change, it starts anew."
     assert saved_steps(tmp_path) == []
 
 
@@ -133,6 +146,37 @@ def test_patience_ends_a_run_that_no_longer_improves(capsys: pytest.CaptureFixtu
     assert stage.out_of_patience(impatient, rows)
     assert not stage.out_of_patience(endless, rows)
     assert capsys.readouterr().out.count("ends early, 1 validations") == 1
+
+
+@pytest.fixture
+def saved(config: Config, run: RunDirectory) -> RunDirectory:
+    """An interrupted run that has saved two steps."""
+    model = with_data(run)
+    resume.begin(
+        run.grpo, resume.stage_inputs(config, model, run.data / "train.jsonl", run.data / "val.jsonl"), "refuse"
+    )
+    save_steps(run.grpo / "checkpoints", 4, 8)
+    return run
+
+
+def test_an_export_of_a_finished_run_is_refused_and_leaves_it(saved: RunDirectory) -> None:
+    finish_stage(saved.grpo, "mark", seconds=1, outputs={"model": str(saved.grpo / "model")})
+    with pytest.raises(UserError, match="no unfinished run with a saved step"):
+        stage.run_export(load_config(PIPELINE, "cpu", ["seed=7"]), saved)
+    assert saved_steps(saved.grpo / "checkpoints") == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ("restart", "safety.changed is restart.*safety.changed=continue"),
+        ("refuse", "other data or settings: seed 0 -> 7"),
+    ],
+)
+def test_an_export_never_throws_saved_steps_away(saved: RunDirectory, changed: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        stage.run_export(load_config(PIPELINE, "cpu", ["seed=7", f"safety.changed={changed}"]), saved)
+    assert saved_steps(saved.grpo / "checkpoints") == [4, 8]
 
 
 def test_a_failure_quotes_the_weight_guard_first(tmp_path: Path) -> None:
@@ -149,52 +193,3 @@ def test_steps_that_were_not_saved_are_forgotten(tmp_path: Path) -> None:
     metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 3, "rew')
     stage.forget_steps_after(1, tmp_path)
     assert metrics.read_text() == '{"step": 1, "reward": 0.1}\n'
-
-
-def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
-    config: Config, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def episode(split: str, total: float) -> dict[str, object]:
-        counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
-        return {
-            "split": split,
-            "question_id": "q1",
-            "reward": {"total": total, "correct": total == 1.0},
-            "completion_tokens": 9,
-            "seconds": 0.5,
-            "reward_seconds": 0.1,
-            **counts,
-        }
-
-    def step(number: int) -> dict[str, object]:
-        return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0}}
-
-    written = {
-        "episodes.jsonl": [episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
-        "trainer_metrics.jsonl": [step(2)],
-    }
-    code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"
-    files = [
-        part
-        for name, rows in written.items()
-        for part in (str(tmp_path / name), "".join(json.dumps(row) + "\n" for row in rows))
-    ]
-    (tmp_path / "episodes.jsonl").write_text("")
-    with OwnedProcess([sys.executable, "-c", code, *files], name="writer") as process:
-        for _ in stage.follow(config, tmp_path, process, last=0, total=3):
-            pass
-    first, second, validation, third = capsys.readouterr().out.splitlines()
-    assert first.startswith("step 1/3  no update")
-    assert second.startswith("step 2/3  reward 0.500  accuracy 50%")
-    assert second.endswith("idle 75%  2 s")
-    assert validation.startswith("validation after step 2  reward 1.000")
-    assert third.startswith("step 3/3  no update")
-    (row,) = JsonlTail(tmp_path / "metrics.jsonl").new_rows()
-    assert (row["step"], row["episodes"], row["validation_execution_accuracy"]) == (2, 2.0, 1.0)
-
-
-def test_a_model_that_never_calls_a_tool_stops_the_first_step() -> None:
-    stage.refuse_silent_model(1, {"episodes": 4.0, "calls": 1.0})
-    stage.refuse_silent_model(2, {"episodes": 4.0, "calls": 0.0})
-    with pytest.raises(UserError, match="nothing to learn from"):
-        stage.refuse_silent_model(1, {"episodes": 4.0, "calls": 0.0})

@@ -1,0 +1,66 @@
+"""What a run prints and records of its steps and validations while the trainer runs."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shared.config import load_config
+from shared.errors import UserError
+from shared.records import JsonlTail
+from shared.services import OwnedProcess
+from stage2_grpo.follow import follow, refuse_silent_model
+
+PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+
+
+def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def episode(split: str, total: float, finished_at: float = 150.0) -> dict[str, object]:
+        counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
+        return {
+            "split": split,
+            "question_id": "q1",
+            "reward": {"total": total, "correct": total == 1.0},
+            "completion_tokens": 9,
+            "seconds": 0.5,
+            "reward_seconds": 0.1,
+            "finished_at": finished_at,
+            **counts,
+        }
+
+    def step(number: int) -> dict[str, object]:
+        return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0, "timing/step_start_wall": 100.0}}
+
+    of_skipped = episode("train", 0.0, finished_at=50.0)
+    written = {
+        "episodes.jsonl": [of_skipped, episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
+        "trainer_metrics.jsonl": [step(2)],
+    }
+    code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"
+    files = [
+        part
+        for name, rows in written.items()
+        for part in (str(tmp_path / name), "".join(json.dumps(row) + "\n" for row in rows))
+    ]
+    (tmp_path / "episodes.jsonl").write_text("")
+    with OwnedProcess([sys.executable, "-c", code, *files], name="writer") as process:
+        for _ in follow(load_config(PIPELINE, "cpu"), tmp_path, process, last=0, total=3):
+            pass
+    first, second, validation, third = capsys.readouterr().out.splitlines()
+    assert first.startswith("step 1/3  no update")
+    assert second.startswith("step 2/3  reward 0.500  accuracy 50%")
+    assert second.endswith("idle 75%  2 s")
+    assert validation.startswith("validation after step 2  reward 1.000")
+    assert third.startswith("step 3/3  no update")
+    (row,) = JsonlTail(tmp_path / "metrics.jsonl").new_rows()
+    assert (row["step"], row["episodes"], row["validation_execution_accuracy"]) == (2, 2.0, 1.0)
+
+
+def test_a_model_that_never_calls_a_tool_stops_the_first_step() -> None:
+    refuse_silent_model(1, {"episodes": 4.0, "calls": 1.0})
+    refuse_silent_model(2, {"episodes": 4.0, "calls": 0.0})
+    with pytest.raises(UserError, match="nothing to learn from"):
+        refuse_silent_model(1, {"episodes": 4.0, "calls": 0.0})
