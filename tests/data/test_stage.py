@@ -12,7 +12,7 @@ from shared.errors import UserError
 from shared.runs import MANIFEST, RunDirectory, read_manifest
 from tests.data.conftest import ROOT, SpiderWriter, settings
 
-SMALL = ("data.questions_per_database=12", "data.copies=0")
+SMALL = ("data.questions_per_database=6", "data.copies=0")
 
 
 def digest(folder: Path) -> dict[str, str]:
