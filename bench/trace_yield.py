@@ -18,6 +18,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data.spider import load
+from shared.cli import run_main
 from shared.config import PROFILES, load_config
 from shared.runs import MODEL_CACHE
 from shared.tokens import Tokenizer
@@ -80,4 +81,4 @@ def _tools_called(trace: Trace) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

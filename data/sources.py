@@ -175,7 +175,7 @@ def _row(place: Place, value: Any, *, named: bool) -> SourceRow:
     if not isinstance(value, dict):
         raise BadRowError("it is not a JSON object; write one with question, sql and database")
     gold = next((name for name in _GOLDS if value.get(name)), "sql")
-    database = "database" if value.get("database") else "db_id"
+    database = "db_id" if value.get("db_id") and not value.get("database") else "database"
     return SourceRow(
         place,
         _text(value, database, needed=named),

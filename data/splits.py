@@ -60,8 +60,8 @@ def make_splits(questions: Sequence[Question], data: DataConfig, seed: int, size
 def choose_unseen(sizes: Mapping[str, int], count: int, rng: random.Random) -> set[str]:
     """Names of the held-out databases, one from each of `count` equal ranges of size."""
     if count >= len(sizes):
-        raise UserError(f"Setting data.unseen_databases is {count}, but there are only {len(sizes)} databases and "
-                        f"training needs one; lower it to {len(sizes) - 1} or less.")  # fmt: skip
+        raise UserError(f"Setting data.unseen_databases is {count}, but the data have {len(sizes)} database(s) and training "
+                        f"needs one; give --set data.unseen_databases={max(0, len(sizes) - 1)}.")  # fmt: skip
     ordered = sorted(sizes, key=lambda name: (sizes[name], name))
     bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
     return {rng.choice(ordered[low:high]) for low, high in pairwise(bounds)}

@@ -32,6 +32,10 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
     """
     document = _read_yaml(path)
     profiles = document.pop("profiles", None) or {}
+    if not isinstance(profiles, Mapping):
+        raise UserError(
+            f"Under `profiles` {path} must hold {' and '.join(PROFILES)}, each with sections as at the top."
+        )
     profile = profile or default_profile()
     for name in (profile, *profiles):
         if name not in PROFILES:
@@ -171,6 +175,11 @@ _POSITIVE = (
     "grpo.step_timeout_seconds vllm.tensor_parallel grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
     "safety.length_factor teacher.tries teacher.concurrency"
 ).split()
+_SECONDS = (
+    "sandbox.timeout_seconds grpo.call_timeout_seconds grpo.episode_timeout_seconds grpo.step_timeout_seconds "
+    "vllm.start_timeout_seconds"
+).split()
+_LONGEST_SECONDS = 1e6
 _NOT_NEGATIVE = (
     "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
     "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature "
@@ -187,6 +196,11 @@ def _check(config: Config) -> None:
     for key in _POSITIVE:
         if not 0 < _get(config, key) < float("inf"):
             raise UserError(f"Setting {key} is {_get(config, key)}; it must be above 0 and finite.")
+    for key in _SECONDS:
+        if _get(config, key) > _LONGEST_SECONDS:
+            raise UserError(f"Setting {key} is {_get(config, key):g}; it may be at most {_LONGEST_SECONDS:g} seconds.")
+    if not config.runs_dir.strip():
+        raise UserError("Setting runs_dir is empty; name the folder for the runs.")
     for key in _NOT_NEGATIVE:
         if not 0 <= _get(config, key) < float("inf"):
             raise UserError(f"Setting {key} is {_get(config, key)}; it must not be negative.")

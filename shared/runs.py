@@ -119,11 +119,18 @@ def _read_object(file: Path) -> dict[str, Any]:
 
 
 def finished(folder: Path, expected: str) -> dict[str, Any] | None:
-    """The manifest when the stage finished with exactly this fingerprint and all its outputs are still there."""
+    """The manifest when the stage finished with exactly this fingerprint and all its outputs are there in full length."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("fingerprint") != expected:
         return None
-    return manifest if all(Path(output).exists() for output in manifest["outputs"].values()) else None
+    outputs = manifest["outputs"]
+    whole = all(Path(output).exists() for output in outputs.values()) and manifest.get("bytes") == _sizes(outputs)
+    return manifest if whole else None
+
+
+def _sizes(outputs: Mapping[str, Any]) -> dict[str, int]:
+    """Bytes of the outputs that are files."""
+    return {name: Path(output).stat().st_size for name, output in outputs.items() if Path(output).is_file()}
 
 
 def begin_stage(folder: Path, expected: str, **details: Any) -> None:
@@ -167,6 +174,7 @@ def finish_stage(
         "fingerprint": expected,
         "seconds": round(seconds, 1),
         "outputs": dict(outputs),
+        "bytes": _sizes(outputs),
         "versions": installed_versions(),
         **details,
     }

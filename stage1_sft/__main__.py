@@ -74,8 +74,10 @@ def _export(arguments: list[str]) -> None:
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write; must not exist")
     args = parser.parse_args(arguments)
     traces = JsonlTail(args.traces).new_rows()
-    if not traces:
-        raise UserError(f"{args.traces} holds no trace; make some with `python -m stage1_sft --traces-only`.")
+    if not traces or not all({"messages", "tools", "trained"} <= trace.keys() for trace in traces):
+        raise UserError(
+            f"{args.traces} holds no traces, or other rows, too; make some with `python -m stage1_sft --traces-only`."
+        )
     if args.out.exists():
         raise UserError(f"--out {args.out} already exists; name a new file.")
     args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -63,7 +63,7 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
     counts: dict[str, Any] = {}
     for split, limit in limits.items():
         file = _trace_files(run)[split]
-        if not file.exists():
+        if _kept(file) is None:
             questions = _drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
             taught = _taught(questions[:limit], config, tokenizer, run)
             rest = [question for question in questions if question.id not in taught]
@@ -73,13 +73,27 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
                     f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dict(dropped)}); check their "
                     "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
                 )
-            write_json(file.with_suffix(".dropped.json"), dropped)
-            write_jsonl(file, [*taught.values(), *rows])
-        traces[split] = JsonlTail(file).new_rows()
-        dropped = json.loads(file.with_suffix(".dropped.json").read_text(encoding="utf-8"))
-        from_teacher = sum("teacher" in trace["provenance"] for trace in traces[split])
-        counts[split] = {"traces": len(traces[split]), "from_teacher": from_teacher, "dropped": dropped}
+            written = write_jsonl(file, [*taught.values(), *rows])
+            from_teacher = sum("teacher" in trace["provenance"] for trace in taught.values())
+            write_json(_counts_file(file), {"traces": written, "from_teacher": from_teacher, "dropped": dropped})
+        kept = _kept(file)
+        assert kept is not None
+        traces[split], counts[split] = kept
     return traces["train"], traces["val"], counts
+
+
+def _kept(file: Path) -> tuple[list[Trace], dict[str, Any]] | None:
+    """The traces of an earlier start with their counts, which are written last; None unless all of them are there."""
+    traces = JsonlTail(file).new_rows()
+    try:
+        counts = json.loads(_counts_file(file).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return (traces, counts) if counts.get("traces") == len(traces) else None
+
+
+def _counts_file(traces: Path) -> Path:
+    return traces.with_suffix(".counts.json")
 
 
 def _drawn(questions: Iterable[Question], seed: int) -> list[Question]:

@@ -120,7 +120,7 @@ def test_unseen_databases_are_small_and_large_ones() -> None:
 
 @pytest.mark.parametrize("count", [4, 9])
 def test_holding_out_every_database_is_refused(count: int) -> None:
-    with pytest.raises(UserError, match=r"unseen_databases is \d, but there are only 4.*lower it to 3"):
+    with pytest.raises(UserError, match=r"unseen_databases is \d, but the data have 4 .*unseen_databases=3"):
         make_splits(many("abcd", 5), data_settings(unseen_databases=count), 0, dict.fromkeys("abcd", 1))
 
 

@@ -82,6 +82,8 @@ def test_a_text_setting_takes_text_that_looks_like_a_number() -> None:
         ("grpo.nodes=2", "start a Ray cluster and give its address as grpo.ray_address"),
         ("vllm.tensor_parallel=2", r"must divide all GPUs \(grpo.nodes x grpo.gpus_per_node = 1\)"),
         ("grpo.job_template=job.yaml", "needs grpo.gateway_url"),
+        ("sandbox.timeout_seconds=1e10", "may be at most 1e.06 seconds"),
+        ("runs_dir=", "runs_dir is empty"),
         ("sft=3", "--set sft: there is no such setting"),
         ("zzzzzzzz=3", r"there is no such setting\.$"),
     ],
@@ -96,6 +98,7 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
     [
         ("sft: {epoch: 3}", r"sft\.epoch.*did you mean sft\.epochs"),
         ("modell: x", r"modell.*did you mean model"),
+        ("profiles: 5", "Under `profiles` .* must hold gpu and cpu"),
         ("sft: 3", "Setting sft must be a section with keys, not 3"),
     ],
 )

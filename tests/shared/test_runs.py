@@ -37,6 +37,16 @@ def test_a_stage_whose_output_was_deleted_is_not_finished(tmp_path: Path) -> Non
     assert finished(tmp_path / "sft", "a") is None
 
 
+def test_a_stage_whose_output_was_cut_is_not_finished(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "data", "a")
+    rows = tmp_path / "data" / "train.jsonl"
+    rows.write_text('{"id": "1"}\n{"id": "2"}\n')
+    finish_stage(tmp_path / "data", "a", seconds=1, outputs={"train": str(rows)})
+    assert finished(tmp_path / "data", "a")
+    rows.write_text('{"id": "1"}\n')
+    assert finished(tmp_path / "data", "a") is None
+
+
 def test_a_finished_stage_that_no_longer_fits_is_set_aside(tmp_path: Path) -> None:
     for mark in "abc":
         begin_stage(tmp_path / "sft", mark)

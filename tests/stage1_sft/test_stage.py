@@ -117,6 +117,18 @@ def test_traces_alone_are_taken_over_by_the_training(tmp_path: Path) -> None:
     assert file.stat().st_mtime_ns == written
 
 
+@pytest.mark.parametrize("damaged", ["traces.jsonl", "traces.counts.json"])
+def test_damaged_traces_are_made_again(tmp_path: Path, damaged: str) -> None:
+    run, config = _run_with_data(tmp_path), settings(f"runs_dir={tmp_path / 'runs'}")
+    run.sft.mkdir()
+    first = stage.make_traces(config, run, tokenizer_folder(tmp_path))
+    file = run.sft / damaged
+    whole = file.read_text()
+    file.write_text(whole[: len(whole) // 2])
+    assert stage.make_traces(config, run, tokenizer_folder(tmp_path)) == first
+    assert file.read_text() == whole
+
+
 def _tiny_settings(folder: Path, *overrides: str) -> Config:
     model = folder / "model"
     if not model.exists():
