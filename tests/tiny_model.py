@@ -75,6 +75,8 @@ def teach(folder: Path, answer: str, steps: int = 120) -> Path:
     target = tokenizer(answer + "<|im_end|>", add_special_tokens=False).input_ids
     rows = [tokenizer(prompt, add_special_tokens=False).input_ids + target for prompt in prompts]
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # so small a model waits for its second thread, for minutes on a busy machine
     for step in range(steps):
         row = torch.tensor([rows[step % len(rows)]])
         labels = row.clone()
@@ -83,5 +85,6 @@ def teach(folder: Path, answer: str, steps: int = 120) -> Path:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    torch.set_num_threads(threads)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
