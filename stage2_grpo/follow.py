@@ -37,10 +37,11 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
         alive = True
         while alive:
             alive = process.running  # read first: what was written before the end is still picked up
+            rows = trainer_rows.new_rows()  # before the episodes, so that those of a step are there with its row
             for episode in episode_rows.new_rows():
                 episodes[episode["split"]].append(episode)
                 bar.update()
-            for row in trainer_rows.new_rows():
+            for row in rows:
                 bar.set_description(f"grpo: step {row['step']} of {total}")
                 values: dict[str, float | None] = {}
                 if "training/reward" in row["data"]:  # else a validation before the first step
