@@ -1,11 +1,10 @@
 """Real GRPO steps of the whole stack on a tiny model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
 
-The models were taught one tool call and are never right, so the update comes from the entropy bonus; everything else is the
-product's path. The run from canonical calls is killed (kill -9) after its first saved step and must resume to the end; the
-one from fenced calls, which only the parser reads, is interrupted there and must leave no process.
+The model was taught one tool call and is never right, so the update comes from the entropy bonus; everything else is the
+product's path.
+The run is killed (kill -9) after its first saved step and must resume to the end.
 """
 
-import dataclasses
 import json
 import os
 import signal
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = [
-    "safety.changed=restart",
     "grpo.total_steps=2",
     "grpo.train_batch_size=2",
     "grpo.mini_batch_size=1",
@@ -94,9 +92,8 @@ def episodes(grpo: Path) -> list[dict[str, Any]]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.tiny_model import save_tiny_model, teach
 
-    folder, call = tmp_path_factory.mktemp("runs"), ToolCall("search_schema", {"query": "open claims"})
-    teach(save_tiny_model(folder / "tiny"), render_call(call))
-    teach(save_tiny_model(folder / "fenced"), f"```json\n{json.dumps(dataclasses.asdict(call))}\n```")
+    folder = tmp_path_factory.mktemp("runs")
+    teach(save_tiny_model(folder / "tiny"), render_call(ToolCall("search_schema", {"query": "open claims"})))
     subprocess.run(command("data", folder, "data.questions_per_database=10"), cwd=ROOT, check=True, timeout=120)
     return folder
 
@@ -145,21 +142,16 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert "finished before" in third.stdout
 
 
-def test_without_sft_the_parser_makes_episodes_and_an_interrupted_stage_leaves_no_process(runs: Path) -> None:
-    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'fenced'}", *SETTINGS)
-    metrics = runs / "e2e" / "grpo" / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)  # of the run before
+def test_an_interrupted_stage_leaves_no_process(runs: Path) -> None:
+    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, "seed=7")
+    log = runs / "e2e" / "grpo" / "logs" / "trainer.log"
+    log.unlink(missing_ok=True)  # of the run before
     stage = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert wait_for(lambda: (metrics.exists() and metrics.read_text()) or stage.poll() is not None, 600)
+    assert wait_for(lambda: log.exists() and "Started a local Ray instance" in log.read_text(), 120)
     stage.send_signal(signal.SIGTERM)
     output = stage.communicate(timeout=90)[0]
     assert stage.returncode == 130, output
     assert not of_this_run(runs)
-
-    (step, *_) = map(json.loads, metrics.read_text().splitlines())
-    assert (step["tool_call_rate"], step["fallback_share"]) == (0.0, 1.0)
-    assert step["calls"] > 0
-    assert step["turns"] > 1, "the calls were executed and answered"
 
 
 def test_lora_in_adapter_mode_stops_the_run_at_its_first_update(runs: Path, tmp_path: Path) -> None:
