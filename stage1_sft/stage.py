@@ -62,24 +62,31 @@ def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Tra
     traces: dict[str, list[Trace]] = {}
     counts: dict[str, Any] = {}
     for split, limit in limits.items():
-        file = _trace_files(run)[split]
-        if _kept(file) is None:
-            questions = _drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
-            taught = _taught(questions[:limit], config, tokenizer, run)
-            rest = [question for question in questions if question.id not in taught]
-            rows, dropped = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
-            if not rows and not taught:
-                raise UserError(
-                    f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dict(dropped)}); check their "
-                    "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
-                )
-            written = write_jsonl(file, [*taught.values(), *rows])
-            from_teacher = sum("teacher" in trace["provenance"] for trace in taught.values())
-            write_json(_counts_file(file), {"traces": written, "from_teacher": from_teacher, "dropped": dropped})
-        kept = _kept(file)
-        assert kept is not None
+        kept = _kept(_trace_files(run)[split]) or _made(split, limit, config, run, tokenizer)
         traces[split], counts[split] = kept
     return traces["train"], traces["val"], counts
+
+
+def _made(
+    split: str, limit: int, config: Config, run: RunDirectory, tokenizer: Tokenizer
+) -> tuple[list[Trace], dict[str, Any]]:
+    """The traces of a split with their counts, as a later start finds them on disk."""
+    file = _trace_files(run)[split]
+    questions = _drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
+    taught = _taught(questions[:limit], config, tokenizer, run)
+    rest = [question for question in questions if question.id not in taught]
+    rows, dropped = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
+    if not rows and not taught:
+        raise UserError(
+            f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dict(dropped)}); check their "
+            "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
+        )
+    written = write_jsonl(file, [*taught.values(), *rows])
+    from_teacher = sum("teacher" in trace["provenance"] for trace in taught.values())
+    write_json(_counts_file(file), {"traces": written, "from_teacher": from_teacher, "dropped": dropped})
+    kept = _kept(file)
+    assert kept is not None
+    return kept
 
 
 def _kept(file: Path) -> tuple[list[Trace], dict[str, Any]] | None:

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shared.errors import UserError
 from shared.services import free_port, random_key
-from stage2_grpo.controller import Handler, PooledController
+from stage2_grpo.controller import PooledController
 from stage2_grpo.rollout_agent import RolloutTask
 from tests.stage2_grpo.gateway import Gateway, running_gateway, until
+from tests.stage2_grpo.serving import serving
 
 pytestmark = pytest.mark.slow  # importing the gateway takes seconds
-
-
-@contextlib.asynccontextmanager
-async def serving(gateway: Gateway, handler: Handler, **options: Any) -> AsyncIterator[PooledController]:
-    options = {"concurrency": 8, "poll_seconds": 0.05} | options
-    controller = PooledController(gateway.url, gateway.key, handler, **options)
-    running = asyncio.create_task(controller.run())
-    try:
-        yield controller
-    finally:
-        controller.stop()
-        await running
 
 
 async def by_input(task: RolloutTask) -> float | None:
@@ -43,7 +30,7 @@ async def by_input(task: RolloutTask) -> float | None:
 def test_the_reward_arrives_before_the_rollout_succeeds(gateway: Gateway) -> None:
     async def scenario() -> None:
         (rollout,) = gateway.queue(0.25)
-        async with serving(gateway, by_input):
+        async with serving(gateway.url, gateway.key, by_input):
             assert await gateway.ended(rollout) == ["succeeded"]
         assert gateway.rewards(rollout) == [0.25]
         assert gateway.status(rollout)["last_attempt_id"] == "0"
@@ -54,7 +41,7 @@ def test_the_reward_arrives_before_the_rollout_succeeds(gateway: Gateway) -> Non
 def test_a_reward_of_zero_is_a_reward(gateway: Gateway) -> None:
     async def scenario() -> None:
         (rollout,) = gateway.queue(0.0)
-        async with serving(gateway, by_input):
+        async with serving(gateway.url, gateway.key, by_input):
             assert await gateway.ended(rollout) == ["succeeded"]
         assert gateway.rewards(rollout) == [0.0]
 
@@ -72,7 +59,7 @@ def test_a_reward_of_zero_is_a_reward(gateway: Gateway) -> None:
 def test_a_failed_episode_gets_no_reward_and_hurts_no_other(gateway: Gateway, failing: str, sentence: str) -> None:
     async def scenario() -> None:
         rollouts = gateway.queue(1.0, failing, 0.5)
-        async with serving(gateway, by_input):
+        async with serving(gateway.url, gateway.key, by_input):
             assert await gateway.ended(*rollouts) == ["succeeded", "failed", "succeeded"]
         assert [gateway.rewards(rollout) for rollout in rollouts] == [[1.0], [], [0.5]]
         assert sentence in gateway.status(rollouts[1])["error_message"]
@@ -83,7 +70,7 @@ def test_a_failed_episode_gets_no_reward_and_hurts_no_other(gateway: Gateway, fa
 def test_the_shorter_of_both_timeouts_ends_an_episode(gateway: Gateway) -> None:
     async def scenario() -> None:
         patient, hasty = gateway.queue("hang")[0], gateway.queue("hang", timeout_seconds=1)[0]
-        async with serving(gateway, by_input, episode_timeout_seconds=1.5):
+        async with serving(gateway.url, gateway.key, by_input, episode_timeout_seconds=1.5):
             assert await gateway.ended(patient, hasty) == ["failed", "failed"]
         assert gateway.status(patient)["error_message"] == "timed out after 1.5 s"
         assert gateway.status(hasty)["error_message"] == "timed out after 1 s"
@@ -111,7 +98,7 @@ def test_rollouts_are_served_in_the_order_of_the_queue_and_never_too_many_at_onc
 
     async def scenario() -> None:
         rollouts = gateway.queue(*range(120))
-        async with serving(gateway, count, concurrency=7):
+        async with serving(gateway.url, gateway.key, count, concurrency=7):
             assert await gateway.ended(*rollouts) == ["succeeded"] * 120
         assert served == list(range(120))
         assert most == 7
@@ -122,7 +109,7 @@ def test_rollouts_are_served_in_the_order_of_the_queue_and_never_too_many_at_onc
 def test_a_place_that_frees_up_is_filled_without_waiting_for_the_next_poll(gateway: Gateway) -> None:
     async def scenario() -> None:
         rollouts = gateway.queue(*[1.0] * 6)
-        async with serving(gateway, by_input, concurrency=1, poll_seconds=30):
+        async with serving(gateway.url, gateway.key, by_input, concurrency=1, poll_seconds=30):
             assert await gateway.ended(*rollouts, seconds=10) == ["succeeded"] * 6
 
     asyncio.run(scenario())
@@ -137,7 +124,7 @@ def test_train_and_validation_rollouts_get_their_own_proxy(gateway: Gateway) -> 
 
     async def scenario() -> None:
         train, val = gateway.queue("x")[0], gateway.queue("x", is_train=False)[0]
-        async with serving(gateway, keep):
+        async with serving(gateway.url, gateway.key, keep):
             await gateway.ended(train, val)
         assert seen[train].openai_base_url == f"{gateway.url}/proxy/rollout/{train}/attempt/0/mode/train/openai/v1"
         assert seen[val].openai_base_url == f"{gateway.url}/proxy/rollout/{val}/attempt/0/mode/val/openai/v1"
@@ -149,7 +136,7 @@ def test_train_and_validation_rollouts_get_their_own_proxy(gateway: Gateway) -> 
 def test_a_stop_ends_running_rollouts_and_leaves_queued_ones(gateway: Gateway) -> None:
     async def scenario() -> None:
         running, queued = gateway.queue("hang", "hang")
-        async with serving(gateway, by_input, concurrency=1):
+        async with serving(gateway.url, gateway.key, by_input, concurrency=1):
             await until(lambda: gateway.state(running), lambda state: state == "running")
         assert gateway.state(running) == "failed"
         assert gateway.status(running)["error_message"] == "the controller was stopped"
@@ -166,7 +153,7 @@ def test_a_rollout_deleted_while_it_runs_is_forgotten(gateway: Gateway) -> None:
 
     async def scenario() -> None:
         deleted, other = gateway.queue(0.5, 1.0)
-        async with serving(gateway, slow):
+        async with serving(gateway.url, gateway.key, slow):
             await until(lambda: gateway.state(deleted), lambda state: state == "running")
             gateway.http.delete(f"/api/rollouts/{deleted}")
             assert await gateway.ended(other) == ["succeeded"]
@@ -190,7 +177,7 @@ def test_an_absent_gateway_is_waited_for_and_a_lost_one_found_again(tmp_path: Pa
 
     async def scenario() -> None:
         absent = Gateway(f"http://127.0.0.1:{port}", key)
-        async with serving(absent, wait_for_it):
+        async with serving(absent.url, absent.key, wait_for_it):
             with contextlib.ExitStack() as stack:
                 first = await asyncio.to_thread(stack.enter_context, running_gateway(tmp_path, port, key))
                 (lost,) = first.queue("x")

@@ -7,9 +7,8 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +17,12 @@ from shared.records import Question, ToolCall
 from shared.tokens import Tokenizer
 from shared.tool_calls import render_turn
 from stage2_grpo import controller
-from stage2_grpo.controller import Handler, PooledController, serve
+from stage2_grpo.controller import serve
 from stage2_grpo.rollout_agent import RolloutTask, make_handler
 from tests.scripted_server import Reply, ScriptedModel
 from tests.shared.examples import insurance_file, tokenizer_folder
 from tests.stage2_grpo.scripted_gateway import KEY, ScriptedGateway, scripted_gateway
+from tests.stage2_grpo.serving import serving
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -32,17 +32,6 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 def gateway() -> Iterator[ScriptedGateway]:
     with scripted_gateway() as running:
         yield running
-
-
-@contextlib.asynccontextmanager
-async def serving(gateway: ScriptedGateway, handler: Handler, **options: Any) -> AsyncIterator[PooledController]:
-    controller = PooledController(gateway.url, KEY, handler, **{"concurrency": 8, "poll_seconds": 0.01} | options)
-    running = asyncio.create_task(controller.run())
-    try:
-        yield controller
-    finally:
-        controller.stop()
-        await running
 
 
 async def reach(gateway: ScriptedGateway, *states: str) -> None:
@@ -60,7 +49,7 @@ def test_the_end_of_a_step_ends_what_runs_and_what_still_waits(gateway: Scripted
     async def scenario() -> None:
         gateway.clock = lambda: 0.2 if "failed" in gateway.states() else 0.0  # the first episode takes the whole step
         running, waiting = gateway.queue("x", "x")
-        async with serving(gateway, hang, concurrency=1, step_timeout_seconds=0.2):
+        async with serving(gateway.url, KEY, hang, concurrency=1, step_timeout_seconds=0.2):
             await reach(gateway, "failed", "failed")
         assert gateway.error(running) == "timed out after 0.2 s"
         assert gateway.error(waiting) == "its step was over before it could start, after 0.2 s"
@@ -74,7 +63,7 @@ def test_a_new_step_has_all_its_time(gateway: ScriptedGateway) -> None:
         gateway.queue("old")
         gateway.clock = lambda: 1000.0
         gateway.queue("new")
-        async with serving(gateway, lambda task: asyncio.sleep(0, 1.0), step_timeout_seconds=600):
+        async with serving(gateway.url, KEY, lambda task: asyncio.sleep(0, 1.0), step_timeout_seconds=600):
             await reach(gateway, "failed", "succeeded")
 
     asyncio.run(scenario())
@@ -93,7 +82,7 @@ def test_only_a_fault_of_the_infrastructure_is_tried_again(gateway: ScriptedGate
 
     async def scenario() -> None:
         rollouts = gateway.queue("crash", "wrong", "lost", "once")
-        async with serving(gateway, play):
+        async with serving(gateway.url, KEY, play):
             await reach(gateway, "failed", "succeeded", "failed", "succeeded")
         assert {name: len(made) for name, made in tries.items()} == {"crash": 1, "wrong": 1, "lost": 2, "once": 2}
         assert tries["once"] == ["0/mode/train/openai/v1", "1/mode/train/openai/v1"]
@@ -112,7 +101,7 @@ def test_a_try_gets_only_the_time_that_the_one_before_left(gateway: ScriptedGate
 
     async def scenario() -> None:
         gateway.queue("x")
-        async with serving(gateway, slow_and_lost, episode_timeout_seconds=30):
+        async with serving(gateway.url, KEY, slow_and_lost, episode_timeout_seconds=30):
             await reach(gateway, "failed")
         assert 30 >= times[0] >= times[1] + 0.2
 
@@ -136,7 +125,7 @@ def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
     async def scenario() -> None:
         (rollout,) = gateway.queue("late", timeout_seconds=0.5)
         gateway.queue("next")
-        async with serving(gateway, stubborn, concurrency=1):
+        async with serving(gateway.url, KEY, stubborn, concurrency=1):
             await reach(gateway, "failed", "succeeded")
             go_on.set()
             await asyncio.wait_for(late.wait(), 5)
@@ -149,7 +138,7 @@ def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
 def test_no_more_is_claimed_than_can_be_run(gateway: ScriptedGateway) -> None:
     async def scenario() -> None:
         gateway.queue(*range(5))
-        async with serving(gateway, hang, concurrency=2):
+        async with serving(gateway.url, KEY, hang, concurrency=2):
             await reach(gateway, *["running"] * 2, *["queuing"] * 3)
             await asyncio.sleep(0.1)
             assert gateway.states() == ["running"] * 2 + ["queuing"] * 3
@@ -167,7 +156,7 @@ def test_a_drain_lets_running_episodes_end_and_begins_no_other(gateway: Scripted
 
     async def scenario() -> None:
         gateway.queue("x", "x")
-        async with serving(gateway, wait, concurrency=1, drain_seconds=10) as draining:
+        async with serving(gateway.url, KEY, wait, concurrency=1, drain_seconds=10) as draining:
             await reach(gateway, "running", "queuing")
             draining.stop()
             await asyncio.sleep(0.05)
@@ -181,7 +170,7 @@ def test_a_drain_lets_running_episodes_end_and_begins_no_other(gateway: Scripted
 def test_a_second_stop_ends_the_drain(gateway: ScriptedGateway) -> None:
     async def scenario() -> None:
         gateway.queue("x")
-        async with serving(gateway, hang, drain_seconds=3600) as draining:
+        async with serving(gateway.url, KEY, hang, drain_seconds=3600) as draining:
             await reach(gateway, "running")
             draining.stop()
             await asyncio.sleep(0.05)
@@ -196,7 +185,7 @@ def test_a_reward_outlives_a_gateway_that_fails_for_a_while(gateway: ScriptedGat
     async def scenario() -> None:
         gateway.queue("x")
         gateway.refuse = lambda method, path: next(failures, None) if path.endswith("/events") else None
-        async with serving(gateway, lambda task: asyncio.sleep(0, 0.75)):
+        async with serving(gateway.url, KEY, lambda task: asyncio.sleep(0, 0.75)):
             await reach(gateway, "succeeded")
         assert gateway.rewards("r0") == [0.75]
 
@@ -234,7 +223,7 @@ def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_p
     async def scenario() -> None:
         for name in models:
             gateway.queue(vars(Question(name, "insurance", name, "SELECT count(*) FROM claims", database)))
-        async with serving(gateway, handler):
+        async with serving(gateway.url, KEY, handler):
             await reach(gateway, "succeeded", "succeeded")
 
     asyncio.run(scenario())

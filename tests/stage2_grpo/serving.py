@@ -1,0 +1,22 @@
+"""A pooled controller that runs beside a test."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+from stage2_grpo.controller import Handler, PooledController
+
+
+@contextlib.asynccontextmanager
+async def serving(url: str, key: str, handler: Handler, **options: Any) -> AsyncIterator[PooledController]:
+    """Serve a gateway for the block; `options` are the controller's."""
+    controller = PooledController(url, key, handler, **{"concurrency": 8, "poll_seconds": 0.01} | options)
+    running = asyncio.create_task(controller.run())
+    try:
+        yield controller
+    finally:
+        controller.stop()
+        await running
