@@ -46,7 +46,9 @@ def end_stuck_sync(module: Any) -> None:
 
     def open_impatient_socket(self: Any) -> None:
         open_socket(self)
-        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * _SYNC_SECONDS))
+        for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):  # a worker that died before it connected takes no first word
+            self.socket.setsockopt(option, int(1000 * _SYNC_SECONDS))
+        self.socket.setsockopt(zmq.LINGER, 0)  # nor may its silence keep this process from ending
 
     async def send_or_say_why(self: Any, weights: Any) -> None:
         try:
