@@ -105,11 +105,11 @@ def _content_hash(path: Path) -> str:
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """The manifest of a finished stage, or None when the stage did not finish."""
-    manifest = _read_object(folder / MANIFEST)
+    manifest = read_object(folder / MANIFEST)
     return manifest if isinstance(manifest.get("outputs"), dict) else None
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """The JSON object in `file`; empty when there is none or it is damaged."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -149,13 +149,15 @@ def begin_stage(folder: Path, expected: str, **details: Any) -> None:
 
 def read_started(folder: Path) -> dict[str, Any]:
     """What `begin_stage` noted in a stage folder; empty when it has not been there."""
-    return _read_object(folder / STARTED)
+    return read_object(folder / STARTED)
 
 
 def set_aside(folder: Path) -> None:
     """Move a finished stage to `<folder>.old`; delete an unfinished one. The rename comes first, so a kill leaves no mix."""
     is_finished = read_manifest(folder) is not None
-    if not is_finished and not (folder / STARTED).exists() and any(folder.iterdir()):
+    there = {path.name for path in folder.iterdir()}
+    ours = there & {STARTED, f"{STARTED}.partial"}  # a kill may have come before the partial file got its name
+    if there and not is_finished and not ours:
         raise UserError(f"{folder} holds files that no run wrote; choose another runs_dir or --run-name.")
     aside = folder.with_name(folder.name + (".old" if is_finished else ".discarded"))
     shutil.rmtree(aside, ignore_errors=True)

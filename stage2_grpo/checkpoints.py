@@ -3,6 +3,7 @@
     checkpoints/global_step_<N>/{actor/,data.pt,probe.json}   written by the trainer
     checkpoints/latest_checkpointed_iteration.txt             written last; VERL resumes from the step that it names
     checkpoints/tripped_step_<N>/                             saved by a run that went wrong, for a look at it
+    checkpoints/removed_step_<N>/                             about to be deleted
 
 VERL's own rotation forgets what earlier attempts of a run saved and knows nothing of validations, so it is off and
 `prune` does its work.
@@ -24,13 +25,16 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """Completely saved steps, ascending: a folder beyond the marker was left half-written by a killed trainer."""
+    """Completely saved steps, ascending: a folder beyond the marker was left half-written by a killed trainer.
+
+    A marker that names no step is that of a trainer killed while it wrote it, which comes last: all steps are complete.
+    """
     try:
-        newest = int((checkpoints / MARKER).read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):
+        marked = (checkpoints / MARKER).read_text(encoding="utf-8")
+    except FileNotFoundError:
         return []
     steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
-    return sorted(step for step in steps if step <= newest)
+    return sorted(step for step in steps if not marked.isdigit() or step <= int(marked))
 
 
 def newest_step(checkpoints: Path) -> int:
@@ -42,17 +46,37 @@ def prune(checkpoints: Path, keep: Collection[int]) -> None:
     """Remove the saved steps that are not in `keep`; what the trainer is writing right now is never touched."""
     for step in saved_steps(checkpoints):
         if step not in keep:
-            shutil.rmtree(step_folder(checkpoints, step))
+            removed = checkpoints / f"removed_step_{step}"
+            step_folder(checkpoints, step).rename(
+                removed
+            )  # first, so that a kill leaves no half checkpoint that counts
+            shutil.rmtree(removed)
+
+
+def clear_remains(checkpoints: Path) -> None:
+    """Make a killed run's folder fit for the next trainer: the marker whole, nothing half-written or half-removed."""
+    saved = saved_steps(checkpoints)
+    if saved:
+        _mark(checkpoints, saved[-1])
+    for folder in (*checkpoints.glob("global_step_*"), *checkpoints.glob("removed_step_*")):
+        if folder not in [step_folder(checkpoints, step) for step in saved]:
+            shutil.rmtree(folder)
 
 
 def rewind(checkpoints: Path, step: int) -> None:
     """Make `step` the newest checkpoint (0: start anew); later ones stay as `tripped_step_<N>`, an older such is replaced."""
     later = [saved for saved in saved_steps(checkpoints) if saved > step]
     if step:
-        (checkpoints / MARKER).write_text(str(step), encoding="utf-8")
+        _mark(checkpoints, step)
     else:
         (checkpoints / MARKER).unlink(missing_ok=True)
     for old in checkpoints.glob("tripped_step_*"):
         shutil.rmtree(old)
     for saved in later:
         step_folder(checkpoints, saved).rename(checkpoints / f"tripped_step_{saved}")
+
+
+def _mark(checkpoints: Path, step: int) -> None:
+    partial = checkpoints / f"{MARKER}.partial"
+    partial.write_text(str(step), encoding="utf-8")
+    partial.replace(checkpoints / MARKER)

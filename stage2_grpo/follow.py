@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from shared.errors import UserError
 from shared.metrics import MetricsLog
-from shared.records import JsonlTail
+from shared.records import JsonlTail, write_jsonl
 from shared.services import OwnedProcess
 from shared.settings import Config
 from stage2_grpo.progress import skipped_line, step_line, step_metrics, validation_line
@@ -51,22 +51,64 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
                     if row["step"] > last + 1:
                         played = ended_since(row["data"]["timing/step_start_wall"], played)
                     last = row["step"]
-                    values = step_metrics(row["data"], played)
-                    values |= step_shares(row["data"], played, config.grpo.concurrency)
+                    values = step_figures(config, row["data"], played)
                     refuse_silent_model(row["step"], values)
                     bar.write(step_line(row["step"], total, values))
                 if validation := episodes.pop("val", []):
-                    checked = step_metrics({}, validation)
-                    bar.write(validation_line(row["step"], checked))
-                    values |= {
-                        f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")
-                    }
+                    bar.write(validation_line(row["step"], step_metrics({}, validation)))
+                    values |= validation_figures(validation)
                 log.log(row["step"], values)
                 yield {"step": row["step"], **values}
             yield None
             time.sleep(_POLL_SECONDS)
         for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
             bar.write(skipped_line(skipped, total))
+
+
+def settle(config: Config, folder: Path, saved: int) -> list[Row]:
+    """Make metrics.jsonl hold the steps up to `saved`, the last one that a killed run has saved, and no others.
+
+    Steps that it made but did not save are dropped: they are made again. Those that it saved but had no time to record are
+    recorded from what trainer and controller wrote. Returns all rows.
+    """
+    metrics = folder / "metrics.jsonl"
+    rows = [row for row in JsonlTail(metrics).new_rows() if row["step"] <= saved]
+    if metrics.exists():
+        write_jsonl(metrics, rows)
+    if missed := _unrecorded(config, folder, max((row["step"] for row in rows), default=0), saved):
+        with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
+            for step, values in missed:
+                log.log(step, values)
+    (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)  # VERL writes it anew
+    return list(JsonlTail(metrics).new_rows())
+
+
+def _unrecorded(config: Config, folder: Path, recorded: int, saved: int) -> list[tuple[int, dict[str, float | None]]]:
+    """The figures of the steps after `recorded` up to `saved`; their episodes are found by the time at which they ended."""
+    episodes, found = JsonlTail(folder / "episodes.jsonl").new_rows(), []
+    for row in reversed(JsonlTail(folder / "trainer_metrics.jsonl").new_rows()):
+        if "training/reward" not in row["data"]:
+            continue
+        began, rolled_out = (row["data"][f"timing/{wall}"] for wall in ("step_start_wall", "rollout_phase_end_wall"))
+        ended = ended_since(began, episodes)
+        episodes = [episode for episode in episodes if episode["finished_at"] < began]
+        if recorded < row["step"] <= saved:
+            played = [one for one in ended if one["split"] == "train" and one["finished_at"] <= rolled_out]
+            validation = [one for one in ended if one["split"] == "val"]
+            values = step_figures(config, row["data"], played)
+            found.append((row["step"], values | (validation_figures(validation) if validation else {})))
+    return found[::-1]
+
+
+def step_figures(config: Config, data: Mapping[str, Any], played: list[dict[str, Any]]) -> dict[str, float | None]:
+    """What metrics.jsonl records of a step: `data` is the trainer's, `played` are its episodes."""
+    return step_metrics(data, played) | step_shares(data, played, config.grpo.concurrency)
+
+
+def validation_figures(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """What metrics.jsonl records of a validation."""
+    checked = step_metrics({}, episodes)
+    return {f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")}
 
 
 def ended_since(start: float, episodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

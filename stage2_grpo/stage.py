@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,12 +22,13 @@ from shared.reward import self_test
 from shared.runs import RunDirectory, question_file
 from shared.settings import Config
 from stage2_grpo import resume
-from stage2_grpo.checkpoints import PROBE_FILE, newest_step, prune, rewind, saved_steps, step_folder
+from stage2_grpo.checkpoints import PROBE_FILE, clear_remains, newest_step, prune, rewind, saved_steps, step_folder
 from stage2_grpo.export import export
-from stage2_grpo.follow import follow
+from stage2_grpo.follow import follow, settle
 from stage2_grpo.gate import training_questions
 from stage2_grpo.harness import load_agent
 from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
+from stage2_grpo.servers import ServerWatch
 from stage2_grpo.services import gateway_and_controller, trainer
 
 
@@ -70,6 +72,7 @@ def run_export(config: Config, run: RunDirectory) -> Path:
     model = starting_model(config, run)
     inputs = resume.stage_inputs(config, model, question_file(run, "train"), question_file(run, "val"))
     resume.begin(run.grpo, inputs, config.safety.changed)
+    settle(config, run.grpo, newest_step(run.grpo / "checkpoints"))
     return conclude(config, run, model, inputs, time.monotonic())
 
 
@@ -145,18 +148,21 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
     checkpoints = folder / "checkpoints"
     done = newest_step(checkpoints)
     trip: Trip | None = None
-    forget_steps_after(done, folder)
-    rows: list[Row] = list(JsonlTail(folder / "metrics.jsonl").new_rows())
+    clear_remains(checkpoints)
+    rows = settle(config, folder, done)
     if done >= total or out_of_patience(config, rows):
         return
     if done:
         print(f"grpo: continues after step {done} of {total}")
+    servers = ServerWatch(folder)
     with (
         gateway_and_controller(config, model, folder) as rollouts,
         trainer(config, folder, rollouts, questions) as process,
     ):
         for row in follow(config, folder, process, done, total):
             rollouts.check()
+            if newest_step(checkpoints) < total:  # else they end with the trainer
+                servers.check()
             if row is None:
                 continue
             rows.append(row)
@@ -170,7 +176,7 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
         raise UserError(f"Stopped after step {rows[-1]['step']}: {go_back(checkpoints, trip)}")
     reached = newest_step(checkpoints)
     if status or reached < total:
-        raise UserError(failure(folder / "logs" / "trainer.log", reached, total))
+        raise UserError(failure(folder / "logs" / "trainer.log", status, reached, total))
 
 
 def go_back(checkpoints: Path, trip: Trip) -> str:
@@ -195,14 +201,6 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
     return True
 
 
-def forget_steps_after(step: int, folder: Path) -> None:
-    """Drop the figures of steps that an interrupted run made but did not save: they are made again."""
-    (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)  # VERL writes it anew
-    metrics = folder / "metrics.jsonl"
-    if metrics.exists():
-        write_jsonl(metrics, [row for row in JsonlTail(metrics).new_rows() if row["step"] <= step])
-
-
 def export_policy(config: Config, folder: Path, model: Path) -> tuple[int, dict[str, float]]:
     """Merge the best checkpoint by validation, else the newest, into `<folder>/model`; its step and how it verified."""
     saved, rows = saved_steps(folder / "checkpoints"), JsonlTail(folder / "metrics.jsonl").new_rows()
@@ -221,8 +219,8 @@ def export_policy(config: Config, folder: Path, model: Path) -> tuple[int, dict[
     return step, figures
 
 
-def failure(log: Path, reached: int, total: int) -> str:
-    """One sentence on why the trainer ended early: the guard's own words, else the last error in its log."""
+def failure(log: Path, status: int, reached: int, total: int) -> str:
+    """One sentence on why the trainer ended early: the guard's own words, else its death, else the last error in its log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [
@@ -231,7 +229,8 @@ def failure(log: Path, reached: int, total: int) -> str:
         if re.search(r"(WeightsOutOfSync|PolicyNotFinite|CpuBackendError|PinnedCodeChanged|Error): ", line)
     ]
     guard = [line for line in errors if "WeightsOutOfSync" in line or "PolicyNotFinite" in line]
-    cause = (guard or errors or lines or ["it wrote no log"])[-1].strip()
+    killed = ["it was ended by SIGKILL, most likely for lack of memory"] if status == 128 + signal.SIGKILL else []
+    cause = (guard or killed or errors or lines or ["it wrote no log"])[-1].strip()
     return (
         f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
         "same command again; it continues from the last checkpoint."

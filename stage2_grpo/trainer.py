@@ -1,4 +1,4 @@
-"""Five guarantees on top of Agent Lightning's trainer.
+"""Six guarantees on top of Agent Lightning's trainer.
 
 1. The weight guard. After every update the rollout server must sample the policy that was just trained. In some LoRA
    modes of VERL 0.8.0 it silently goes on sampling the start model (measured; see verl_config.py). So around each
@@ -11,6 +11,7 @@
 4. Each checkpoint carries the probe's log-probabilities and the server's greedy tokens, which the export must reproduce.
 5. The last step is saved even when it made no update, and a run resumed at the end of an epoch goes on with the order of
    rows that the next one would have had.
+6. The rollout servers are announced, so that stage.py notices when one dies.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import httpx
 from shared.prompts import TOOLS, opening_messages
 from stage2_grpo.checkpoints import PROBE_FILE, step_folder
 from stage2_grpo.groups import gate_on_outcome
+from stage2_grpo.servers import announce
 
 GAP = "guard/rollout_trainer_gap"
 TRAINER_MOVED = "guard/trainer_moved"
@@ -97,6 +99,10 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
             RewardedOnlyAdapter.binary_groups = self.config.ray_kwargs.firstcall.binary_groups
+
+        def init_workers(self) -> None:
+            super().init_workers()
+            announce(Path(self.config.trainer.default_local_dir).parent, self.llm_server_manager.get_addresses())
 
         def _make_rollout_manager(self, manager_cls: Any) -> Any:
             """With the gateway's key from the environment, which is not in the config, for that is printed and logged."""

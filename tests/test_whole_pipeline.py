@@ -12,14 +12,13 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 import run_pipeline
-from shared.records import ToolCall
 from shared.runs import RunDirectory, read_manifest
-from shared.tool_calls import render_call
 from shared.usage import read_usage
+from tests.processes import of_run
+from tests.stage2_grpo.small_run import taught_model
 
 pytestmark = pytest.mark.slow
 
@@ -56,10 +55,8 @@ BEGUN_SECONDS = 2.0  # after a stage opened its folder: its processes are starti
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    from tests.tiny_model import save_tiny_model, teach
-
     folder = tmp_path_factory.mktemp("pipeline")
-    teach(save_tiny_model(folder / "tiny"), render_call(ToolCall("search_schema", {"query": "open claims"})))
+    taught_model(folder / "tiny")
     return RunDirectory(folder / "runs" / "main")
 
 
@@ -87,15 +84,6 @@ def kill_in(stage: str, directory: RunDirectory, log: Path) -> None:
     assert read_manifest(started.parent) is None, f"{stage} was over before it could be killed"
 
 
-def left_behind(directory: RunDirectory) -> list[str]:
-    """Living processes that name the run in their command line."""
-    return [
-        " ".join(process.info["cmdline"])[:120]
-        for process in psutil.process_iter(["cmdline"])
-        if any(str(directory.path) in part for part in process.info["cmdline"] or ())
-    ]
-
-
 def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
     directory: RunDirectory, tmp_path: Path
 ) -> None:
@@ -103,7 +91,7 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
         kill_in(stage, directory, tmp_path / f"{stage}.log")
     ended = subprocess.run(command(directory), cwd=REPO, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert left_behind(directory) == []
+    assert of_run(directory.path) == []
 
     usage = read_usage(directory)
     assert all(usage[stage]["complete"] for stage in run_pipeline.STAGES if stage != "report")

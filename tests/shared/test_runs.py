@@ -73,6 +73,13 @@ def test_a_half_finished_attempt_is_kept_for_the_same_inputs_only(tmp_path: Path
     assert not (tmp_path / "checkpoint").exists()
 
 
+def test_a_stage_killed_while_it_opened_its_folder_opens_it_again(tmp_path: Path) -> None:
+    (tmp_path / "grpo").mkdir()
+    (tmp_path / "grpo" / "started.json.partial").write_text('{"finger')
+    begin_stage(tmp_path / "grpo", "a")
+    assert [file.name for file in (tmp_path / "grpo").iterdir()] == ["started.json"]
+
+
 @pytest.mark.parametrize("text", ["", '{"fingerprint": ', "[1]"])
 def test_a_damaged_manifest_or_marker_counts_as_unfinished(tmp_path: Path, text: str) -> None:
     begin_stage(tmp_path, "a")

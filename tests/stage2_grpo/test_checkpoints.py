@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stage2_grpo.checkpoints import newest_step, prune, rewind, saved_steps
+from stage2_grpo.checkpoints import clear_remains, newest_step, prune, rewind, saved_steps
 from tests.stage2_grpo.checkpoint_folder import save_steps
 
 
@@ -24,6 +24,25 @@ def test_what_is_not_kept_is_removed_but_never_what_is_being_written(tmp_path: P
         "global_step_6",
         "global_step_8",
     ]
+
+
+def test_a_trainer_killed_while_it_wrote_the_marker_had_saved_its_step(tmp_path: Path) -> None:
+    save_steps(tmp_path, 2, 4)
+    marker = tmp_path / "latest_checkpointed_iteration.txt"
+    marker.write_text("")
+    assert newest_step(tmp_path) == 4
+    clear_remains(tmp_path)
+    assert (marker.read_text(), saved_steps(tmp_path)) == ("4", [2, 4])
+
+
+def test_what_a_kill_left_half_written_or_half_removed_is_cleared_before_it_can_count(tmp_path: Path) -> None:
+    save_steps(tmp_path, 2, 4)
+    for name in ("global_step_6", "removed_step_1", "tripped_step_8"):
+        (tmp_path / name / "actor").mkdir(parents=True)
+    clear_remains(tmp_path)
+    left = {"global_step_2", "global_step_4", "tripped_step_8", "latest_checkpointed_iteration.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == left
+    clear_remains(tmp_path / "of a run that saved nothing")
 
 
 def test_going_back_keeps_the_later_steps_under_another_name(tmp_path: Path) -> None:

@@ -8,32 +8,35 @@ import pytest
 
 from shared.config import load_config
 from shared.errors import UserError
-from shared.records import JsonlTail
+from shared.records import JsonlTail, write_jsonl
 from shared.services import OwnedProcess
-from stage2_grpo.follow import follow, refuse_silent_model
+from stage2_grpo.follow import follow, refuse_silent_model, settle
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
+
+
+def episode(split: str, total: float, finished_at: float = 150.0) -> dict[str, object]:
+    counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
+    return {
+        "split": split,
+        "question_id": "q1",
+        "reward": {"total": total, "correct": total == 1.0},
+        "completion_tokens": 9,
+        "seconds": 0.5,
+        "reward_seconds": 0.1,
+        "finished_at": finished_at,
+        **counts,
+    }
+
+
+def step(number: int, began: float = 100.0) -> dict[str, object]:
+    walls = {"timing/step_start_wall": began, "timing/rollout_phase_end_wall": began + 60.0}
+    return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0, **walls}}
 
 
 def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def episode(split: str, total: float, finished_at: float = 150.0) -> dict[str, object]:
-        counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
-        return {
-            "split": split,
-            "question_id": "q1",
-            "reward": {"total": total, "correct": total == 1.0},
-            "completion_tokens": 9,
-            "seconds": 0.5,
-            "reward_seconds": 0.1,
-            "finished_at": finished_at,
-            **counts,
-        }
-
-    def step(number: int) -> dict[str, object]:
-        return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0, "timing/step_start_wall": 100.0}}
-
     of_skipped = episode("train", 0.0, finished_at=50.0)
     written = {
         "episodes.jsonl": [of_skipped, episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
@@ -57,6 +60,23 @@ def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
     assert third.startswith("step 3/3  no update")
     (row,) = JsonlTail(tmp_path / "metrics.jsonl").new_rows()
     assert (row["step"], row["episodes"], row["validation_execution_accuracy"]) == (2, 2.0, 1.0)
+
+
+def test_what_a_killed_run_saved_but_did_not_record_is_recorded_and_what_it_did_not_save_is_dropped(
+    tmp_path: Path,
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 4, "reward": 0.2}\n{"step": 3, "rew')
+    write_jsonl(tmp_path / "trainer_metrics.jsonl", [step(2, began=100.0), step(3, began=200.0), step(4, began=300.0)])
+    ended = [("train", 50.0), ("train", 110.0), ("train", 250.0), ("train", 251.0), ("val", 270.0), ("train", 350.0)]
+    write_jsonl(tmp_path / "episodes.jsonl", [episode(split, 1.0, finished_at) for split, finished_at in ended])
+    config = load_config(PIPELINE, "cpu")
+    rows = settle(config, tmp_path, saved=3)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[0] == {"step": 1, "reward": 0.1}
+    assert (rows[1]["episodes"], "validation_episodes" in rows[1]) == (1.0, False)
+    assert (rows[2]["episodes"], rows[2]["seconds"], rows[2]["validation_episodes"]) == (2.0, 2.0, 1.0)
+    assert settle(config, tmp_path, saved=3) == rows == JsonlTail(metrics).new_rows()
 
 
 def test_a_model_that_never_calls_a_tool_stops_the_first_step() -> None:

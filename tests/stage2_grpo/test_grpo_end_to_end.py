@@ -1,7 +1,5 @@
 """Real GRPO steps of the whole stack on a tiny model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
 
-The model was taught one tool call and is never right, so the update comes from the entropy bonus; everything else is the
-product's path.
 The run is killed (kill -9) after its first saved step and must resume to the end.
 """
 
@@ -10,37 +8,19 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from shared.records import ToolCall
 from shared.runs import read_manifest
-from shared.tool_calls import render_call
 from stage2_grpo.checkpoints import newest_step
+from tests.processes import of_run, wait_for
+from tests.stage2_grpo.small_run import SETTINGS, differing_weights, options, taught_model
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = [
-    "grpo.total_steps=2",
-    "grpo.train_batch_size=2",
-    "grpo.mini_batch_size=1",
-    "grpo.micro_batch_size=2",
-    "grpo.rollouts_per_question=2",
-    "grpo.save_every=1",
-    "grpo.val_questions=2",
-    "grpo.entropy_coeff=0.05",
-    "grpo.learning_rate=1e-3",
-    "grpo.weight_bucket_mb=64",
-    "agent.max_turn_tokens=48",
-    "agent.max_turns=2",
-    "data.questions_per_database=10",
-    "vllm.cpu_kv_cache_gib=1",
-]
 ADAPTER_MODE = """
 from stage2_grpo import import_hooks
 
@@ -58,30 +38,8 @@ import_hooks.install({"stage2_grpo.verl_config": adapter_mode})
 
 
 def command(module: str, runs: Path, *settings: str) -> list[str]:
-    options = [part for setting in (f"runs_dir={runs}", *settings) for part in ("--set", setting)]
-    return [sys.executable, "-m", module, "--profile", "cpu", "--run-name", "e2e", *options]
-
-
-def of_this_run(runs: Path) -> list[str]:
-    """Command lines of living processes that name the run, or carry it in their environment (Ray's and vLLM's do)."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            environment, argv = process.environ(), process.cmdline()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        if str(runs) in json.dumps(environment) + json.dumps(argv) and process.pid != os.getpid():
-            found.append(" ".join(argv)[:120])
-    return found
-
-
-def wait_for(condition, seconds: float) -> bool:  # type: ignore[no-untyped-def]
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.5)
-    return False
+    chosen = options(f"runs_dir={runs}", *settings)
+    return [sys.executable, "-m", module, "--profile", "cpu", "--run-name", "e2e", *chosen]
 
 
 def episodes(grpo: Path) -> list[dict[str, Any]]:
@@ -90,18 +48,13 @@ def episodes(grpo: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests.tiny_model import save_tiny_model, teach
-
     folder = tmp_path_factory.mktemp("runs")
-    teach(save_tiny_model(folder / "tiny"), render_call(ToolCall("search_schema", {"query": "open claims"})))
+    taught_model(folder / "tiny")
     subprocess.run(command("data", folder, "data.questions_per_database=10"), cwd=ROOT, check=True, timeout=120)
     return folder
 
 
 def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
-
     grpo = runs / "e2e" / "grpo"
     argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS)
     marker = grpo / "checkpoints" / "latest_checkpointed_iteration.txt"
@@ -112,12 +65,12 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     output = first.communicate()[0]
     assert marker.exists(), output
     assert read_manifest(grpo) is None
-    assert wait_for(lambda: not of_this_run(runs), 60), of_this_run(runs)
+    assert wait_for(lambda: not of_run(runs), 60), of_run(runs)
 
     again = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert again.returncode == 0, again.stdout + again.stderr
     assert f"GRPO_MODEL_PATH={grpo / 'model'}" in again.stdout
-    assert not of_this_run(runs)
+    assert not of_run(runs)
 
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
     assert [row["step"] for row in steps] == [1, 2]
@@ -132,11 +85,7 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert manifest is not None
     assert manifest["export"]["largest_weight_change"] > 0
     assert manifest["export"]["greedy_regret"] < 0.25
-    before, after = (
-        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict()
-        for folder in (runs / "tiny", grpo / "model")
-    )
-    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert differing_weights(runs / "tiny", grpo / "model")
 
     third = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert "finished before" in third.stdout
@@ -151,7 +100,7 @@ def test_an_interrupted_stage_leaves_no_process(runs: Path) -> None:
     stage.send_signal(signal.SIGTERM)
     output = stage.communicate(timeout=90)[0]
     assert stage.returncode == 130, output
-    assert not of_this_run(runs)
+    assert not of_run(runs)
 
 
 def test_lora_in_adapter_mode_stops_the_run_at_its_first_update(runs: Path, tmp_path: Path) -> None:
@@ -167,7 +116,7 @@ def test_lora_in_adapter_mode_stops_the_run_at_its_first_update(runs: Path, tmp_
     assert "After the update of step 1 the server's log-probabilities of the probe text are unchanged" in said
     assert "LoRA must run with strategy fsdp and lora.merge=True" in said
     assert newest_step(runs / "e2e" / "grpo" / "checkpoints") == 0
-    assert not of_this_run(runs)
+    assert not of_run(runs)
 
 
 def test_a_model_that_is_never_right_does_not_pass_the_gate(runs: Path) -> None:

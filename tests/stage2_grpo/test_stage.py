@@ -1,5 +1,6 @@
 """Stage 2 before any process starts: where the model comes from, how many steps there are, what a failure says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -179,17 +180,22 @@ def test_an_export_never_throws_saved_steps_away(saved: RunDirectory, changed: s
     assert saved_steps(saved.grpo / "checkpoints") == [4, 8]
 
 
-def test_a_failure_quotes_the_weight_guard_first(tmp_path: Path) -> None:
-    log = tmp_path / "trainer.log"
-    log.write_text("x\n\x1b[36mstage2_grpo.trainer.WeightsOutOfSync: stale\x1b[0m\nRuntimeError: later\n")
-    message = stage.failure(log, 1, 4)
-    assert "after step 1 of 4" in message
-    assert "WeightsOutOfSync: stale" in message
-    assert "RuntimeError" not in message
-
-
-def test_steps_that_were_not_saved_are_forgotten(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 2, "reward": 0.2}\n{"step": 3, "rew')
-    stage.forget_steps_after(1, tmp_path)
-    assert metrics.read_text() == '{"step": 1, "reward": 0.1}\n'
+@pytest.mark.parametrize(
+    ("log", "status", "cause"),
+    [
+        (
+            "x\n\x1b[36mstage2_grpo.trainer.WeightsOutOfSync: stale\x1b[0m\nRuntimeError: x\n",
+            137,
+            r"\S+OutOfSync: stale",
+        ),
+        ("RuntimeError: long ago\n", 137, "it was ended by SIGKILL, most likely for lack of memory"),
+        ("RuntimeError: now\nbye\n", 1, "RuntimeError: now"),
+        ("starting\n", 1, "starting"),
+    ],
+)
+def test_a_failure_quotes_the_weight_guard_then_the_death_then_the_last_error(
+    tmp_path: Path, log: str, status: int, cause: str
+) -> None:
+    (tmp_path / "trainer.log").write_text(log)
+    message = stage.failure(tmp_path / "trainer.log", status, 1, 4)
+    assert re.match(rf"The trainer stopped after step 1 of 4 saved: {cause} \(whole log", message)

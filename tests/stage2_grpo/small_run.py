@@ -1,0 +1,49 @@
+"""A whole GRPO run in minutes: a tiny model that was taught one tool call, and the settings that fit it.
+
+The model is never right, so the updates come from the entropy bonus; everything else is the product's path.
+"""
+
+from pathlib import Path
+
+from shared.records import ToolCall
+from shared.tool_calls import render_call
+
+SETTINGS = (
+    "grpo.total_steps=2",
+    "grpo.train_batch_size=2",
+    "grpo.mini_batch_size=1",
+    "grpo.micro_batch_size=2",
+    "grpo.rollouts_per_question=2",
+    "grpo.save_every=1",
+    "grpo.val_questions=2",
+    "grpo.entropy_coeff=0.05",
+    "grpo.learning_rate=1e-3",
+    "grpo.weight_bucket_mb=64",
+    "agent.max_turn_tokens=48",
+    "agent.max_turns=2",
+    "data.questions_per_database=10",
+    "vllm.cpu_kv_cache_gib=1",
+)
+
+
+def taught_model(folder: Path) -> Path:
+    """Write the model to `folder`."""
+    from tests.tiny_model import save_tiny_model, teach
+
+    return teach(save_tiny_model(folder), render_call(ToolCall("search_schema", {"query": "open claims"})))
+
+
+def options(*settings: str) -> list[str]:
+    """Command-line options for these settings."""
+    return [part for setting in settings for part in ("--set", setting)]
+
+
+def differing_weights(model: Path, other: Path) -> int:
+    """How many of the model's tensors are not the other's."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    before, after = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).state_dict() for folder in (model, other)
+    )
+    return sum(not torch.equal(before[name], after[name]) for name in before)
