@@ -23,8 +23,8 @@ from shared.config import PROFILES, load_config
 from shared.runs import MODEL_CACHE
 from shared.tokens import Tokenizer
 from stage1_sft.base_model import BUILT_IN, resolve
-from stage1_sft.synthesize import build
-from stage1_sft.traces import Dropped, Trace, verify
+from stage1_sft.synthesize import verified
+from stage1_sft.traces import Dropped, Trace
 
 ROOT = Path(__file__).resolve().parents[1]
 WANTED = 0.97
@@ -46,8 +46,7 @@ def main() -> None:
     dropped: dict[str, list[str]] = {}
     for question in tqdm(questions, "traces", unit=" traces", leave=False, disable=None):
         try:
-            trace = build(question, config, tokenizer)
-            verify(trace, question, config, tokenizer)
+            trace = verified(question, config, tokenizer)
         except Dropped as reason:
             dropped.setdefault(str(reason), []).append(f"{question.id}: {question.question} | {question.gold_sql}")
         else:

@@ -56,7 +56,9 @@ _CAN_WRITE = """
         WHERE c.relkind IN ('r', 'p', 'v', 'f') AND n.nspname !~ '^(pg_|information_schema)'
         AND (has_table_privilege(c.oid, 'DELETE, TRUNCATE') OR has_any_column_privilege(c.oid, 'INSERT, UPDATE')))
 """
-_WRITING = re.compile(r"\b(INSERT|UPDATE|DELETE|CREATE(?! TEMPORARY)|DROP|ALTER|TRIGGER|SUPER|ALL PRIVILEGES)\b")
+_WRITING = re.compile(
+    r"\b(INSERT|UPDATE|DELETE|CREATE(?! TEMPORARY)|DROP|ALTER|INDEX|TRIGGER|FILE|SUPER|ALL PRIVILEGES)\b"
+)
 
 
 def is_address(text: str) -> bool:
@@ -169,11 +171,12 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
     """Copy one table; `copied` are the names of all that the file will hold."""
     alchemy, live = _sqlalchemy(), inspector.bind
     table = alchemy.Table(name, alchemy.MetaData(), autoload_with=live, resolve_fks=False)
+    columns = [_as_shown(column) for column in table.columns]
     stored = [_json if isinstance(column.type, alchemy.JSON) else _plain for column in table.columns]
     insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(stored))})"
     create = f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, table, copied))})"
     # Last of all that asks the server: PyMySQL drops the rest of a streamed result at the next statement.
-    rows = live.execution_options(stream_results=True).execute(alchemy.select(table).limit(MAX_ROWS + 1))
+    rows = live.execution_options(stream_results=True).execute(alchemy.select(*columns).limit(MAX_ROWS + 1))
     count = 0
     try:
         copy.execute("BEGIN")
@@ -190,6 +193,16 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
         ) from error
 
 
+def _as_shown(column: Any) -> Any:
+    """The column without what SQLAlchemy would make of a TIME of MySQL, a time of day of any duration, and of a SET."""
+    alchemy = _sqlalchemy()
+    from sqlalchemy.dialects import mysql
+
+    if isinstance(column.type, (mysql.TIME, mysql.SET)):
+        return alchemy.type_coerce(column, alchemy.types.NullType())
+    return column
+
+
 def _definitions(inspector: Any, table: Any, copied: Sequence[str]) -> Iterator[str]:
     for column in table.columns:
         yield f"{_quoted(column.name)} {_kind(column.type)}{'' if column.nullable else ' NOT NULL'}"
@@ -202,6 +215,9 @@ def _definitions(inspector: Any, table: Any, copied: Sequence[str]) -> Iterator[
 
 
 def _kind(column_type: Any) -> str:
+    """What the column is called in SQLite; an unsigned BIGINT of MySQL goes beyond what an INTEGER key holds."""
+    if getattr(column_type, "unsigned", False) and isinstance(column_type, _sqlalchemy().BigInteger):
+        return "NUMERIC"
     try:
         return _KINDS.get(column_type.python_type, "")
     except NotImplementedError:
@@ -220,11 +236,20 @@ def _plain(value: Any) -> Any:
         return value.isoformat(" ")
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return _duration(value)
     if isinstance(value, (memoryview, bytearray)):
         return bytes(value)
-    if isinstance(value, (set, frozenset)):  # as MySQL writes them
+    if isinstance(value, (set, frozenset)):  # as some drivers of MySQL give a SET
         return ",".join(sorted(map(str, value)))
     return _json(value) if isinstance(value, (dict, list, tuple)) else str(value)
+
+
+def _duration(value: datetime.timedelta) -> str:
+    """[-]HH:MM:SS with all of the hours, as MySQL writes a TIME, and microseconds where there are any."""
+    seconds, micros = divmod(abs(value) // datetime.timedelta(microseconds=1), 10**6)
+    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{micros:06}" if micros else "")
+    return f"-{text}" if value < datetime.timedelta() else text
 
 
 def _json(value: Any) -> str | None:

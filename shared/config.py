@@ -183,7 +183,7 @@ _LONGEST_SECONDS = 1e6
 _NOT_NEGATIVE = (
     "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
     "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature "
-    "gate.questions gate.min_turns safety.patience safety.window teacher.temperature"
+    "gate.questions gate.min_turns safety.patience safety.window teacher.temperature teacher.prompt_price teacher.completion_price"
 ).split()
 _SHARES = (
     "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share "

@@ -62,6 +62,8 @@ class TeacherConfig:
     tries: int
     temperature: float
     concurrency: int
+    prompt_price: float
+    completion_price: float
 
 
 @dataclass(frozen=True)

@@ -197,9 +197,12 @@ def _matches(query: str, table: Table) -> dict[str, float]:
 
 
 def _search_line(table: Table, hits: dict[str, float]) -> str:
-    """The table with those of its columns that answer to a searched word; get_columns shows the others."""
-    names = [column.name for column in table.columns if any(_word_weight(word, column.name) for word in hits)]
-    listed = ", ".join([*names[:_MATCHED_COLUMNS], "..."] if len(names) > _MATCHED_COLUMNS else names)
+    """The table with those of its columns that answer best to the searched words; get_columns shows the others."""
+    weights = {column.name: sum(_word_weight(word, column.name) for word in hits) for column in table.columns}
+    names = [name for name, weight in weights.items() if weight]
+    best = sorted(names, key=lambda name: -weights[name])[:_MATCHED_COLUMNS]
+    shown = [name for name in names if name in best]
+    listed = ", ".join(shown if len(shown) == len(names) else [*shown, "..."])
     reasons = ", ".join(f'"{word}"' for word in hits)
     return f"{_identifier(table.name)} ({listed}): matches {reasons}"
 

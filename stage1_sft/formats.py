@@ -1,12 +1,14 @@
 """Traces as other trainers read them: `python -m stage1_sft export TRACES --to NAME --out FILE`, one JSON object per line.
 
-    trl            messages with tool_calls, tools as JSON text: SFTTrainer's conversational format with tools
+    trl            messages with tool_calls, tools as JSON text: SFTTrainer's conversational format with tools. It learns prompts
+                   and tool answers too unless SFTConfig(assistant_only_loss=True), which TRL knows to do with the chat
+                   template of Qwen2.5; another template needs {% generation %} around its assistant turns
     axolotl        messages and tools; datasets: {type: chat_template, field_messages: messages, field_tools: tools,
                    message_field_training: train}
     llama-factory  conversations, system, tools; dataset_info.json: {"formatting": "sharegpt", "columns": {"messages":
                    "conversations", "system": "system", "tools": "tools"}}
 
-TRL and LLaMA-Factory train every assistant turn, so traces with a turn that must not be learned (a shown mistake) stay out
+TRL and LLaMA-Factory cannot leave out single turns, so traces with a turn that must not be learned (a shown mistake) stay out
 for them. LLaMA-Factory's format has no room for words before a call; they are left out.
 
 Sources: dataset_formats.md and SFTTrainer of TRL 1.12, data/converter.py and formatter.py of LLaMA-Factory,

@@ -37,7 +37,7 @@ from stage1_sft.base_model import planned_folder, resolve
 from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
 
-VERSION = 2  # raise when the same settings and data give another model
+VERSION = 3  # raise when the same settings and data give another model
 _VAL_SHARE = 0.03  # validation traces for each training trace; every evaluation pays for them
 _MIN_VAL = 12
 _PROBED = 3  # validation conversations on which the merge is verified
@@ -73,7 +73,7 @@ def _made(
     """The traces of a split with their counts, as a later start finds them on disk."""
     file = _trace_files(run)[split]
     questions = _drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
-    taught = _taught(questions[:limit], config, tokenizer, run)
+    taught, bill = _taught(questions[:limit], config, tokenizer, run)
     rest = [question for question in questions if question.id not in taught]
     rows, dropped = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
     if not rows and not taught:
@@ -82,8 +82,7 @@ def _made(
             "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
         )
     written = write_jsonl(file, [*taught.values(), *rows])
-    from_teacher = sum("teacher" in trace["provenance"] for trace in taught.values())
-    write_json(_counts_file(file), {"traces": written, "from_teacher": from_teacher, "dropped": dropped})
+    write_json(_counts_file(file), {"traces": written, "from_teacher": len(taught), "dropped": dropped, **bill})
     kept = _kept(file)
     assert kept is not None
     return kept
@@ -110,13 +109,15 @@ def _drawn(questions: Iterable[Question], seed: int) -> list[Question]:
     return order
 
 
-def _taught(questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory) -> dict[str, Trace]:
-    """The traces that a teacher gives, by question id; none without a teacher."""
+def _taught(
+    questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory
+) -> tuple[dict[str, Trace], dict[str, Any]]:
+    """The traces that a teacher gives, by question id, and its bill under `teacher`; both empty without a teacher."""
     if config.teacher.endpoint is None:
-        return {}
+        return {}, {}
     traces, bill = teacher.teach(questions, config, tokenizer, run)
     print(teacher.bill_line(bill), flush=True)
-    return traces
+    return traces, {"teacher": bill}
 
 
 def only_traces(config: Config, run: RunDirectory) -> None:
@@ -206,7 +207,7 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
         sft=to_dict(config.sft),
         agent=to_dict(config.agent),
         sandbox=to_dict(config.sandbox),
-        teacher=to_dict(config.teacher) if config.teacher.endpoint else None,
+        teacher=teacher.shaping(config),
         seed=config.seed,
         model=_identity(config.model),
         prompt=[SYSTEM_PROMPT, TOOLS, tool_template()],

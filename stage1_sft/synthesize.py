@@ -11,6 +11,7 @@ misses or contain a wrong query with its real outcome; those assistant messages 
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import re
 from collections import Counter
@@ -28,7 +29,7 @@ from shared.tokens import Tokenizer
 from shared.tools import Observation, Toolbox
 from stage1_sft import wording
 from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
-from stage1_sft.traces import Dropped, Trace, answers_gold, make_trace, verify
+from stage1_sft.traces import Dropped, TooLong, Trace, answers_gold, make_trace, verify
 
 SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
@@ -45,8 +46,7 @@ def synthesize(
             if len(traces) == limit:
                 break
             try:
-                trace = build(question, config, tokenizer)
-                verify(trace, question, config, tokenizer)
+                trace = verified(question, config, tokenizer)
             except Dropped as reason:
                 dropped[str(reason)] += 1
                 continue
@@ -55,7 +55,22 @@ def synthesize(
     return traces, dropped
 
 
-def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
+def verified(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
+    """The verified trace of a question, without its optional parts where only they go beyond what the agent may write.
+
+    Raises Dropped, or UserError for a missing or damaged database.
+    """
+    trace = build(question, config, tokenizer)
+    try:
+        verify(trace, question, config, tokenizer)
+    except TooLong:
+        bare = dataclasses.replace(config.sft, wrong_turn_share=0.0, search_miss_share=0.0, parallel_share=1.0)
+        trace = build(question, dataclasses.replace(config, sft=bare), tokenizer, thought_share=0.0)
+        verify(trace, question, config, tokenizer)
+    return trace
+
+
+def build(question: Question, config: Config, tokenizer: Tokenizer, *, thought_share: float = THOUGHT_SHARE) -> Trace:
     """The trace of one question, not yet verified. Raises Dropped, or UserError for a missing or damaged database."""
     database = Database(question.database, config.sandbox)
     toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
@@ -70,7 +85,7 @@ def build(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
     if not wanted.tables:
         raise Dropped("gold reads no table")
     plan = _Plan.draw(question, wanted, config)
-    talk = _Conversation(toolbox, plan.rng, opening_messages(question.question))
+    talk = _Conversation(toolbox, plan.rng, opening_messages(question.question), thought_share)
     _find_tables(talk, question, wanted, plan)
     _look_at_columns(talk, wanted, plan)
     room = plan.turns - talk.turns - 2  # for a mistake before the query and the answer
@@ -123,6 +138,7 @@ class _Conversation:
     toolbox: Toolbox
     rng: random.Random
     messages: list[Message]
+    thought_share: float  # of the tool turns
     trained: list[bool] = field(default_factory=list)
     read: str = ""  # everything the tools have shown
     columns: set[str] = field(default_factory=set)  # "table.column" of all that they have named
@@ -137,7 +153,7 @@ class _Conversation:
 
     def act(self, calls: Sequence[ToolCall], *, trained: bool = True) -> list[Observation]:
         """One assistant turn with these calls, and their observations."""
-        content = wording.thought(calls[0].name, self.rng) if self.rng.random() < THOUGHT_SHARE else ""
+        content = wording.thought(calls[0].name, self.rng) if self.rng.random() < self.thought_share else ""
         encoded = [encode_call(call, f"call_{self.turns + 1}_{i}") for i, call in enumerate(calls)]
         self._add({"role": "assistant", "content": content, "tool_calls": encoded}, trained)
         observations = [self.toolbox.run(call) for call in calls]
@@ -176,26 +192,28 @@ def _look_at_columns(talk: _Conversation, wanted: Needed, plan: _Plan) -> None:
     if plan.shuffled:
         plan.rng.shuffle(waiting)
     while waiting:
-        known = [table for table in waiting if _names(talk.read, table)]
-        if not known:
-            _search_by_name(talk, waiting[0])
+        unknown = [table for table in waiting if not _names(talk.read, table)]
+        left = plan.turns - talk.turns - 2  # the query and the answer need theirs
+        scarce = len(waiting) + len(unknown) > left  # for one table after the other
+        if unknown and (scarce or unknown == waiting):
+            _search_by_name(talk, *(unknown if scarce else unknown[:1]))
             continue
-        scarce = len(waiting) > plan.turns - talk.turns - 2  # the query and the answer need theirs
+        known = [table for table in waiting if table not in unknown]
         turn = known if plan.parallel or scarce else known[:1]
         calls = [ToolCall("get_columns", {"table": table}) for table in turn]
         for table, observation in zip(turn, talk.act(calls), strict=True):
             talk.columns |= {f"{table}.{column}" for column in _columns_shown(observation.text)}
         waiting = [table for table in waiting if table not in turn]
-    missing = [column for column in wanted.columns if column not in talk.columns]
-    if missing:
-        talk.act([_search(wording.by_name(*missing))])
-    if not set(missing) <= talk.columns:
-        raise Dropped("a needed column is not shown")
+    while missing := {*wanted.columns} - talk.columns:
+        talk.act([_search(wording.by_name(*(column for column in wanted.columns if column in missing)))])
+        if missing.isdisjoint(talk.columns):
+            raise Dropped("a needed column is not shown")
 
 
-def _search_by_name(talk: _Conversation, table: str) -> None:
-    talk.act([_search(wording.by_name(table))])
-    if not _names(talk.read, table):
+def _search_by_name(talk: _Conversation, *tables: str) -> None:
+    """One search for all of these tables, which has to name one at least."""
+    talk.act([_search(wording.by_name(*tables))])
+    if not any(_names(talk.read, table) for table in tables):
         raise Dropped("no tool names a needed table")
 
 

@@ -3,7 +3,7 @@
 Rejection sampling. A question is played up to `teacher.tries` times until one episode is right by the reward's rule, on the
 perturbed copies of its database too, and its trace passes the checks of a synthesised one. Turns with a failed call are
 kept, as what the next turn recovers from, but not trained. Each episode is appended to a file of the run as it ends, which
-depends on nothing but what the teacher was asked: an interrupted or changed run pays for no answer twice.
+depends on nothing but what the teacher was asked: an interrupted or changed run pays for no finished episode twice.
 """
 
 from __future__ import annotations
@@ -38,32 +38,44 @@ ACCEPTED = ""  # the reason of a row whose trace is taught
 def teach(
     questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory
 ) -> tuple[dict[str, Trace], dict[str, Any]]:
-    """Accepted traces by question id, and what they cost: `asked`, `solved`, `episodes`, `rejected` by reason, tokens.
+    """Accepted traces by question id, and the bill: what they cost, from the first start on.
 
-    Raises UserError when the endpoint fails for good; the next call continues.
+    The bill holds `asked` and `solved` questions, `episodes`, those `rejected` by reason, answered `requests`, tokens, and with
+    teacher.*_price the `cost`. Raises UserError when the endpoint fails for good; the next call continues.
     """
     lessons = _Lessons(questions, config, tokenizer, lesson_file(config, run))
     asyncio.run(lessons.play())
-    rows = lessons.rows
-    bill = {
+    rows, teacher = lessons.rows, config.teacher
+    prompt, completion = (sum(row[kind] for row in rows) for kind in ("prompt_tokens", "completion_tokens"))
+    bill: dict[str, Any] = {
         "asked": len(questions),
         "solved": len(lessons.accepted),
         "episodes": len(rows),
         "rejected": dict(Counter(row["reason"] for row in rows if row["reason"])),
-        "prompt_tokens": sum(row["prompt_tokens"] for row in rows),
-        "completion_tokens": sum(row["completion_tokens"] for row in rows),
+        "requests": sum(row["requests"] for row in rows),
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
     }
+    if teacher.prompt_price or teacher.completion_price:
+        bill["cost"] = round((prompt * teacher.prompt_price + completion * teacher.completion_price) / 1e6, 6)
     return lessons.accepted, bill
 
 
 def bill_line(bill: dict[str, Any]) -> str:
     """What the teacher did and cost, as one line."""
     tokens, episodes, solved = bill["prompt_tokens"] + bill["completion_tokens"], bill["episodes"], bill["solved"]
+    cost = f", cost {bill['cost']:g}" if "cost" in bill else ""
     return (
         f"teacher: {solved} of {bill['asked']} questions solved in {episodes} episodes ({solved / max(1, episodes):.0%} "
-        f"accepted, rejected {bill['rejected'] or 'none'}); {bill['prompt_tokens']:,} prompt and "
-        f"{bill['completion_tokens']:,} completion tokens, {tokens // max(1, solved):,} for each trace"
+        f"accepted, rejected {bill['rejected'] or 'none'}); {bill['requests']:,} requests, {bill['prompt_tokens']:,} prompt "
+        f"and {bill['completion_tokens']:,} completion tokens, {tokens // max(1, solved):,} for each trace{cost}"
     )
+
+
+def shaping(config: Config) -> dict[str, Any] | None:
+    """The settings that shape what is taught, not how fast it is asked for and what that costs; None without a teacher."""
+    apart = ("concurrency", "prompt_price", "completion_price")
+    return {k: v for k, v in to_dict(config.teacher).items() if k not in apart} if config.teacher.endpoint else None
 
 
 def lesson_file(config: Config, run: RunDirectory) -> Path:
@@ -161,6 +173,7 @@ class _Lessons:
             "asked": self._marks[question.id],
             "reason": reason,
             "submitted_sql": episode.submitted_sql,
+            "requests": len(episode.turns),
             "prompt_tokens": sum(turn.prompt_tokens for turn in episode.turns),
             "completion_tokens": sum(turn.completion_tokens for turn in episode.turns),
             "trace": trace,

@@ -1,11 +1,4 @@
-"""Snapshots of live databases.
-
-SQLite and DuckDB files need the packages of requirements/live.txt alone. A server is used where its address is given, with a
-role that may create roles and tables in an empty database of its own:
-
-    FIRSTCALL_TEST_POSTGRESQL=postgresql://admin@127.0.0.1:5432/scratch
-    FIRSTCALL_TEST_MYSQL=mysql://admin:secret@127.0.0.1:3306/scratch
-"""
+"""Snapshots of live databases, here of SQLite and DuckDB files, which need the packages of requirements/live.txt alone."""
 
 from __future__ import annotations
 
@@ -13,11 +6,7 @@ import datetime
 import decimal
 import importlib.util
 import json
-import os
-import sqlite3
 import uuid
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +17,7 @@ from data.live import _grants_writing, _plain, is_address, snapshot
 from shared.database import Database
 from shared.errors import UserError
 from tests.data.conftest import ROOT
+from tests.data.live_examples import check_snapshot, create, foreign_key_problems
 from tests.shared.examples import LIMITS, insurance_file
 
 INSTALLED = importlib.util.find_spec("sqlalchemy") is not None
@@ -56,6 +46,8 @@ def test_addresses_are_told_from_paths(text: str, address: bool) -> None:
         (uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
         ({"ä": [1, decimal.Decimal("2.5")]}, '{"ä": [1, "2.5"]}'),
         ({"b", "a"}, "a,b"),
+        (datetime.timedelta(days=1, seconds=4027), "25:07:07"),
+        (-datetime.timedelta(microseconds=1_500_000), "-00:00:01.500000"),
         (None, None),
     ],
 )
@@ -73,6 +65,7 @@ def test_values_are_stored_as_sqlite_knows_them(value: Any, stored: Any) -> None
         ("GRANT SELECT, INSERT (`x`) ON `a`.`b` TO `me`@`%`", True),
         ("GRANT ALL PRIVILEGES ON *.* TO `me`@`%` WITH GRANT OPTION", True),
         ("GRANT DELETE ON `a`.* TO `me`@`%`", True),
+        ("GRANT FILE ON *.* TO `me`@`%`", True),
     ],
 )
 def test_grants_of_mysql_are_read(grant: str, writing: bool) -> None:
@@ -152,58 +145,6 @@ def test_what_cannot_be_reached_is_named_without_its_password(address: str, word
     assert "sec" not in str(caught.value)
 
 
-def foreign_key_problems(path: Path) -> list[Any]:
-    with closing(sqlite3.connect(path)) as connection:
-        return connection.execute("PRAGMA foreign_key_check").fetchall()
-
-
-TABLES = """
-CREATE TABLE "odd na""me; 50% :x" ("sel ect" INTEGER PRIMARY KEY, "per%cent" VARCHAR(20) NOT NULL);
-CREATE TABLE kinds (
-    id INTEGER PRIMARY KEY, parent INTEGER REFERENCES "odd na""me; 50% :x" ("sel ect"),
-    exact DECIMAL(12, 2), whole DECIMAL(12, 2), rough DOUBLE PRECISION, big BIGINT, yes BOOLEAN, name VARCHAR(40),
-    digits VARCHAR(10), born DATE, at_time TIME, seen TIMESTAMP, doc JSON, raw {bytes}
-);
-INSERT INTO "odd na""me; 50% :x" VALUES (7, '100%');
-INSERT INTO kinds VALUES (1, 7, 2.50, 3.00, 0.1, 9223372036854775807, TRUE, 'Zoë', '007', '1999-12-31', '23:59:58',
-                          '2024-02-29 12:30:00', '{{"a": [1, "ü"]}}', {blob});
-INSERT INTO kinds (id) VALUES (2);
-"""
-VIEW = "CREATE VIEW named AS SELECT id, name FROM kinds WHERE name IS NOT NULL"
-
-
-def create(address: str, blob: str, kind: str) -> None:
-    """Make the tables of TABLES on a server or in a file, whatever was there before."""
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(address)
-    drops = ["DROP VIEW IF EXISTS named", "DROP TABLE IF EXISTS kinds", 'DROP TABLE IF EXISTS "odd na""me; 50% :x"']
-    made = [part for part in TABLES.format(bytes=kind, blob=blob).split(";\n") if part.strip()]
-    with engine.begin() as connection:
-        if connection.dialect.name in ("mysql", "mariadb"):
-            connection.exec_driver_sql("SET SESSION sql_mode = 'ANSI_QUOTES'")
-        for statement in [*drops, *made, VIEW]:
-            connection.execute(sqlalchemy.text(statement.replace(":", r"\:")))  # no parameters, no placeholders
-    engine.dispose()
-
-
-def check_snapshot(address: str, folder: Path) -> None:
-    """Everything that TABLES holds arrives as SQLite knows it."""
-    copy = Database(snapshot(address, folder), LIMITS)
-    assert [table.name for table in copy.schema.tables] == ["kinds", 'odd na"me; 50% :x']
-    rows = copy.execute("SELECT * FROM kinds ORDER BY id").rows
-    doc = rows[0][12]
-    assert json.loads(doc) == {"a": [1, "ü"]}
-    assert rows[0] == (
-        1, 7, 2.5, 3, 0.1, 2**63 - 1, 1, "Zoë", "007", "1999-12-31", "23:59:58", "2024-02-29 12:30:00", doc, b"\x00\xff"
-    )  # fmt: skip
-    assert rows[1] == (2, *[None] * 13)
-    assert copy.execute("""SELECT "per%cent" FROM "odd na""me; 50% :x" WHERE "sel ect" = 7""").rows == (("100%",),)
-    assert copy.execute("SELECT count(*) FROM kinds WHERE born < '2000-01-01' AND seen > '2024'").rows == ((1,),)
-    view = Database(snapshot(address, folder / "view", ["named"]), LIMITS)
-    assert view.execute("SELECT * FROM named").rows == ((1, "Zoë"),)
-
-
 @pytest.fixture
 def duckdb_address(tmp_path: Path) -> str:
     pytest.importorskip("sqlalchemy")
@@ -230,75 +171,3 @@ def test_questions_on_a_live_database_are_imported(
     written = json.loads((tmp_path / "out" / "dev.json").read_text())
     assert [(row["db_id"], row["question"]) for row in written] == [("shop", "How many?")]
     assert Database(tmp_path / "out" / "database" / "shop" / "shop.sqlite", LIMITS).name == "shop"
-
-
-def server_address(name: str) -> str:
-    pytest.importorskip("sqlalchemy")
-    if not (address := os.environ.get(f"FIRSTCALL_TEST_{name}", "")):
-        pytest.skip(f"no server: FIRSTCALL_TEST_{name} is not set")
-    scheme, rest = address.split("://")
-    return f"{live._DRIVERS[scheme]}://{rest}"
-
-
-def reader_of(admin: str, statements: list[str]) -> Iterator[str]:
-    """Address of a role that may only read, made by `statements` and dropped afterwards."""
-    import sqlalchemy
-
-    engine = sqlalchemy.create_engine(admin)
-    *made, last = statements
-    with engine.begin() as connection:
-        for statement in made:
-            connection.exec_driver_sql(statement)
-    yield engine.url.set(username="firstcall_reader", password="only@read").render_as_string(hide_password=False)
-    with engine.begin() as connection:
-        for statement in last.split("; "):
-            connection.exec_driver_sql(statement)
-    engine.dispose()
-
-
-@pytest.fixture
-def postgresql() -> Iterator[tuple[str, str]]:
-    """Addresses of an administrator and of a reader."""
-    admin = server_address("POSTGRESQL")
-    create(admin, r"'\x00ff'::bytea", "BYTEA")
-    statements = ["CREATE ROLE firstcall_reader LOGIN PASSWORD 'only@read'",
-                  "GRANT SELECT ON ALL TABLES IN SCHEMA public TO firstcall_reader",
-                  "DROP OWNED BY firstcall_reader; DROP ROLE firstcall_reader"]  # fmt: skip
-    for reader in reader_of(admin, statements):
-        yield admin, reader
-
-
-@pytest.fixture
-def mysql() -> Iterator[tuple[str, str]]:
-    admin = server_address("MYSQL")
-    create(admin, "x'00ff'", "VARBINARY(10)")
-    database = admin.rsplit("/", 1)[1]
-    statements = ["CREATE USER firstcall_reader IDENTIFIED BY 'only@read'",
-                  f"GRANT SELECT ON {database}.* TO firstcall_reader",
-                  "DROP USER firstcall_reader"]  # fmt: skip
-    for reader in reader_of(admin, statements):
-        yield admin, reader
-
-
-@pytest.mark.parametrize("server", ["postgresql", "mysql"])
-def test_a_server_is_read_by_a_role_that_may_only_read(
-    server: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    admin, reader = request.getfixturevalue(server)
-    check_snapshot(reader, tmp_path / "new")
-    with pytest.raises(UserError, match="can write; give one that may only SELECT"):
-        snapshot(admin, tmp_path / "admin")
-    assert not list((tmp_path / "admin").iterdir())
-
-
-@pytest.mark.parametrize("grant", ["INSERT ON kinds", "UPDATE (name) ON kinds", "TRUNCATE ON kinds"])
-def test_one_way_to_write_is_enough_to_be_refused(grant: str, postgresql: tuple[str, str], tmp_path: Path) -> None:
-    import sqlalchemy
-
-    admin, reader = postgresql
-    engine = sqlalchemy.create_engine(admin)
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"GRANT {grant} TO firstcall_reader")
-    engine.dispose()
-    with pytest.raises(UserError, match="can write"):
-        snapshot(reader, tmp_path)

@@ -83,23 +83,3 @@ def test_the_command_writes_a_file_once_and_says_what_stays_out(traces: list[Tra
     assert "that trl cannot leave untrained" in done.stdout
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (again.returncode, "already exists" in again.stderr) == (2, True)
-
-
-@pytest.mark.slow
-def test_trl_reads_the_same_text_that_stage_one_trains(traces: list[Trace], tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    pytest.importorskip("torch")
-    from trl import SFTConfig, SFTTrainer
-
-    from stage1_sft.dataset import rendered
-    from tests.tiny_model import save_tiny_model
-
-    file = tmp_path / "trl.jsonl"
-    write_jsonl(file, export(traces, "trl"))
-    loaded = datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path / "cache"))
-    model = save_tiny_model(tmp_path / "model")
-    options: dict[str, Any] = {"max_length": None, "report_to": "none", "use_cpu": True, "bf16": False}
-    trainer = SFTTrainer(str(model), args=SFTConfig(str(tmp_path / "out"), **options), train_dataset=loaded)
-    tokenizer = trainer.processing_class
-    texts = [tokenizer.decode(row["input_ids"]) for row in trainer.train_dataset]
-    assert texts == [rendered(trace, tokenizer)[0] for trace in plain(traces)]

@@ -59,6 +59,9 @@ def test_other_settings_data_or_model_ask_for_a_new_training(tmp_path: Path) -> 
     mark = stage._fingerprint(settings(), run)
     assert stage._fingerprint(settings("vllm.max_num_seqs=3"), run) == mark
     assert stage._fingerprint(settings("sft.learning_rate=0.5"), run) != mark
+    taught = stage._fingerprint(settings("teacher.endpoint=http://x/v1"), run)
+    assert taught != mark
+    assert stage._fingerprint(settings("teacher.endpoint=http://x/v1", "teacher.prompt_price=2.5"), run) == taught
     assert stage._fingerprint(settings("model=Org/Name"), run) != mark
     with (run.data / "val.jsonl").open("a") as stream:
         stream.write("\n")

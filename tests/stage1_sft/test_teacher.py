@@ -56,8 +56,9 @@ def test_a_right_answer_becomes_a_trace_and_failed_calls_are_not_trained(
     handler = plays(
         SEARCH, sql("SELECT count(*) FROM claim"), sql("SELECT count(*) FROM claims", "Plural."), answer("3.")
     )
+    prices = ("teacher.prompt_price=2.5", "teacher.completion_price=4")
     with scripted_server(handler) as url:
-        traces, bill = teach(asked, config_for(url), tokenizer, RunDirectory(tmp_path))
+        traces, bill = teach(asked, config_for(url, *prices), tokenizer, RunDirectory(tmp_path))
     trace = traces[asked[0].id]
     trained = [
         flag
@@ -73,8 +74,9 @@ def test_a_right_answer_becomes_a_trace_and_failed_calls_are_not_trained(
     assert trace["messages"][-1]["content"] == "3."
     assert trace["provenance"]["teacher"] == "auto"
     assert (bill["asked"], bill["solved"], bill["episodes"], bill["rejected"]) == (1, 1, 1, {})
-    assert (bill["prompt_tokens"], bill["completion_tokens"]) == (40, 20)
+    assert (bill["requests"], bill["prompt_tokens"], bill["completion_tokens"], bill["cost"]) == (4, 40, 20, 0.00018)
     assert "1 of 1 questions solved in 1 episodes (100% accepted" in bill_line(bill)
+    assert bill_line(bill).endswith("4 requests, 40 prompt and 20 completion tokens, 60 for each trace, cost 0.00018")
 
 
 @pytest.mark.parametrize(
@@ -187,3 +189,6 @@ def test_stage_one_teaches_what_the_teacher_solves_and_synthesises_the_rest(tmp_
         traces, val, counts = stage.make_traces(config_for(url), run, tokenizer_folder(tmp_path))
     assert (len(traces), len(val)) == (4, 2)
     assert (counts["train"]["from_teacher"], counts["val"]["from_teacher"]) == (1, 0)
+    bill = counts["train"]["teacher"]  # counts stand in the manifest of the stage
+    assert (bill["asked"], bill["solved"], bill["episodes"], bill["requests"]) == (4, 1, 1 + 3 * 3, 20)
+    assert "cost" not in bill

@@ -1,0 +1,83 @@
+"""Exported traces in the trainers themselves: the text they train is ours, and so is what they learn of it.
+
+Traces that show a mistake stay out for TRL, which cannot leave out single turns.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.records import write_jsonl
+from stage1_sft.formats import export
+from stage1_sft.synthesize import synthesize
+from stage1_sft.traces import Trace
+from tests.shared.examples import tiny_tokenizer
+from tests.stage1_sft.examples import questions, settings
+
+pytestmark = pytest.mark.slow
+
+SHARES = ("sft.wrong_turn_share=0.5", "sft.parallel_share=0.999", "sft.search_miss_share=0")
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
+    """Traces with parallel calls and thoughts, of which some show a mistake."""
+    rows = questions(tmp_path_factory.mktemp("data"))
+    made, _ = synthesize(rows, limit=100, config=settings(*SHARES), tokenizer=tiny_tokenizer(), label="test")
+    return made
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with the chat template of Qwen2.5, which TRL brings along."""
+    pytest.importorskip("torch")
+    from tests.tiny_model import save_tiny_model
+
+    spec = find_spec("trl")
+    assert spec
+    assert spec.origin
+    folder = save_tiny_model(tmp_path_factory.mktemp("qwen") / "model")
+    shutil.copyfile(Path(spec.origin).parent / "chat_templates" / "qwen2_5.jinja", folder / "chat_template.jinja")
+    return folder
+
+
+def exported(traces: list[Trace], name: str, folder: Path) -> Any:
+    """The traces in a file of the format `name`, read as trainers read it."""
+    datasets = pytest.importorskip("datasets")
+    file = folder / f"{name}.jsonl"
+    write_jsonl(file, export(traces, name))
+    return datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=str(folder / "cache"))
+
+
+def whole(traces: list[Trace]) -> list[Trace]:
+    """Those without a turn that must not be learned."""
+    return [trace for trace in traces if not trace["provenance"]["mistake"]]
+
+
+@pytest.mark.parametrize("assistant_only", [True, False])
+def test_trl_trains_on_our_text(assistant_only: bool, traces: list[Trace], qwen: Path, tmp_path: Path) -> None:
+    from trl import SFTConfig, SFTTrainer
+
+    from stage1_sft.dataset import encode
+
+    options: dict[str, Any] = {"max_length": None, "report_to": "none", "use_cpu": True, "bf16": False, "max_steps": 2,
+                               "per_device_train_batch_size": 2, "save_strategy": "no"}  # fmt: skip
+    config = SFTConfig(str(tmp_path / "out"), assistant_only_loss=assistant_only, **options)
+    trainer = SFTTrainer(str(qwen), args=config, train_dataset=exported(traces, "trl", tmp_path))
+    tokenizer = trainer.processing_class
+    newline = tokenizer("\n").input_ids[0]
+    assert len(trainer.train_dataset) == len(whole(traces))
+    for row, trace in zip(trainer.train_dataset, whole(traces), strict=True):
+        ours = encode(trace, tokenizer)
+        assert row["input_ids"] == ours["input_ids"]
+        if assistant_only:  # and the line ends around a turn
+            more = {mine for mine, label in zip(row["labels"], ours["labels"], strict=True) if mine != label}
+            assert more == {newline}
+        else:
+            assert row["labels"] == row["input_ids"]
+    assert 0 < trainer.train().training_loss < 20
