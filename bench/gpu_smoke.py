@@ -12,6 +12,7 @@ differs from the trained policy.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -29,6 +30,7 @@ LIMIT_SECONDS = 600.0
 SMALL = (
     "data.questions_per_database=20", "sft.max_traces=160", "sft.epochs=1", "grpo.total_steps=2", "grpo.epochs=1",
     "grpo.val_before_train=false", "grpo.test_every=-1", "grpo.save_every=2", "gate.questions=0",
+    f"runs_dir={ROOT / 'runs'}",
 )  # fmt: skip
 FIGURES = ("reward", "tool_call_rate", "policy_moved", "server_moved", "weight_gap", "idle_share", "seconds")
 
@@ -73,8 +75,9 @@ def refuse_machine(gpus: Sequence[Gpu]) -> None:
 
 def run(argv: Sequence[str], seconds: float) -> None:
     """One stage; raises UserError when it fails or the time is over."""
+    environment = {name: value for name, value in os.environ.items() if name != "SFT_MODEL_PATH"}  # of another run
     try:
-        status = subprocess.run(argv, cwd=ROOT, timeout=max(1.0, seconds)).returncode
+        status = subprocess.run(argv, cwd=ROOT, env=environment, timeout=max(1.0, seconds)).returncode
     except subprocess.TimeoutExpired:
         raise UserError(f"gpu_smoke took more than {LIMIT_SECONDS:.0f} s and was ended in {argv[2]}.") from None
     if status:

@@ -82,7 +82,10 @@ def training_questions(config: Config, folder: Path, model: Path, questions: Seq
 
 
 def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
-    """Probe several checkpoints on the same questions; prints and returns the readiest."""
+    """Probe several checkpoints on the same questions; prints them with their verdicts and returns the readiest.
+
+    Raises UserError when not even that one is ready.
+    """
     if not config.gate.questions:
         raise UserError("The gate is off in this profile; give it questions with --set gate.questions=32.")
     questions = list(read_questions(question_file(run, "train")))[: config.gate.questions]
@@ -92,15 +95,22 @@ def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
         mark = probe_mark(config, model, questions)
         found[model] = probed(config, run.path / "gate" / mark[:12], mark, model, questions)[0]
     for model, readiness in found.items():
-        print(f"{readiness_line(readiness)}  {model}")
-    best = readiest(found)
+        print(f"{readiness_line(readiness)}  {model}\n    {shortfall(readiness, config.gate) or 'ready'}")
+    best = readiest(found, config.gate)
+    if shortfall(found[best], config.gate):
+        raise UserError(f"None of the {len(found)} checkpoints is ready for GRPO; what each lacks stands above.")
     print(f"SFT_MODEL_PATH={best}")
     return best
 
 
-def readiest(found: Mapping[Path, Readiness]) -> Path:
-    """The checkpoint with most to learn from: most questions solved at least once, then most mixed ones."""
-    return max(found, key=lambda model: (found[model].pass_at_k, found[model].mixed_share))
+def readiest(found: Mapping[Path, Readiness], gate: GateConfig) -> Path:
+    """The checkpoint with most to learn from: a ready one that solves most questions at least once, then with most mixed ones."""
+
+    def rank(model: Path) -> tuple[bool, float, float]:
+        readiness = found[model]
+        return shortfall(readiness, gate) is None, readiness.pass_at_k, readiness.mixed_share
+
+    return max(found, key=rank)
 
 
 def probe_mark(config: Config, model: Path, questions: Sequence[Question]) -> str:

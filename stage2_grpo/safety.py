@@ -19,7 +19,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trip:
-    """A run that went wrong: the sentence for the user, and the first step whose figures belong to the fault."""
+    """A run that went wrong: the sentence for the user, and the first step whose checkpoint belongs to the fault.
+
+    What shows in the episodes of a step is the policy that the step before it has made and saved.
+    """
 
     sentence: str
     since: int
@@ -38,7 +41,7 @@ def tripped(rows: Sequence[Row], safety: SafetyConfig) -> Trip | None:
     sentence = _nothing_to_compare(last)
     if len(steps) >= 2 * safety.window:
         sentence = sentence or _drift(first, last, safety)
-    return Trip(sentence, last[0]["step"]) if sentence else None
+    return Trip(sentence, last[0]["step"] - 1) if sentence else None
 
 
 def best_step(rows: Sequence[Row], saved: Collection[int]) -> int | None:
@@ -56,11 +59,11 @@ def validations_since_best(rows: Sequence[Row]) -> int:
 def kept_steps(rows: Sequence[Row], saved: Sequence[int], config: Config) -> set[int]:
     """The saved steps to keep: the newest ones, the best, and what a tripwire may go back to.
 
-    That is the last step saved before those that the tripwires watch, and the first one among these, which takes its place
-    as they move on.
+    That is the last step saved before those whose policy the tripwires watch, and the first one among these, which takes its
+    place as they move on.
     """
     watched = _watched(_steps(rows), config.safety)
-    first = watched[0]["step"] if watched else rows[-1]["step"] + 1
+    first = watched[0]["step"] - 1 if watched else rows[-1]["step"] + 1
     before, among = [step for step in saved if step < first], [step for step in saved if step >= first]
     return {*saved[-config.grpo.keep_checkpoints :], *before[-1:], *among[:1], best_step(rows, saved) or 0}
 

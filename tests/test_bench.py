@@ -1,10 +1,11 @@
-"""The GPU smoke test as far as a machine without a GPU can tell: its settings exist, and its refusals are clear."""
+"""What the measurements decide: the GPU smoke test as far as a machine without a GPU can tell, and which figure wins."""
 
 from pathlib import Path
 
 import pytest
 
 from bench.gpu_smoke import SMALL, command, refuse_machine
+from bench.rollout_concurrency import Level, suggested
 from shared.config import load_config
 from shared.errors import UserError
 from stage2_grpo.doctor.machine import Gpu
@@ -25,3 +26,10 @@ def test_a_machine_that_cannot_run_it_is_told_so_in_one_sentence() -> None:
     with pytest.raises(UserError, match="40 GB or more; L4 has 22 GiB"):
         refuse_machine([Gpu("L4", 22.0, 580)])
     refuse_machine([Gpu("A100", 39.4, 580)])
+
+
+def test_the_smallest_value_that_is_nearly_as_fast_as_the_fastest_is_suggested() -> None:
+    seconds = {1: 100.0, 2: 60.0, 4: 50.5, 8: 50.0, 16: 55.0}
+    levels = [Level(at, 16, 0, took, 5.0, 1.0, 0.0, 0.1, 0.0) for at, took in seconds.items()]
+    assert suggested(levels) == 4
+    assert suggested([*levels, Level(32, 16, 8, 30.0, 5.0, 1.0, 0.0, 0.1, 0.0)]) == 4  # lost episodes are no speed

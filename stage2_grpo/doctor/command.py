@@ -16,7 +16,7 @@ from shared.runs import RunDirectory, question_file
 from shared.settings import Config
 from stage2_grpo import stage
 from stage2_grpo.doctor import arithmetic, checkpoint, machine, packages
-from stage2_grpo.doctor.findings import EXIT_CODES, Case, Finding, Severity, as_json, as_lines, error, worst
+from stage2_grpo.doctor.findings import EXIT_CODES, Case, Finding, Severity, as_json, as_lines, error, timed, worst
 
 Check = Callable[[Case], Iterable[Finding]]
 
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
     case, findings = open_case(config, run)
     for finding in [*findings]:
         _print(finding, args.json)
-    for finding in examine(case, _checks(args.quick)):
+    for finding in timed(examine(case, _checks(args.quick))):
         findings.append(finding)
         _print(finding, args.json)
     seconds = round(time.monotonic() - started, 1)

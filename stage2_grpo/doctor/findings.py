@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import enum
 import textwrap
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ class Finding:
     what: str
     why: str = ""
     fix: str = ""
+    seconds: float = 0.0  # that it took to find
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,14 @@ def error(check: str, what: str, *, why: str, fix: str) -> Finding:
     return Finding(check, Severity.ERROR, what, why, fix)
 
 
+def timed(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """The findings as they come, each with the seconds since the one before."""
+    began = time.monotonic()
+    for finding in findings:
+        yield replace(finding, seconds=round(time.monotonic() - began, 1))
+        began = time.monotonic()
+
+
 def worst(findings: Iterable[Finding]) -> Severity:
     """The highest severity; OK for none."""
     return max((finding.severity for finding in findings), default=Severity.OK)
@@ -72,7 +82,8 @@ def as_lines(finding: Finding) -> Iterator[str]:
     """The finding as text for a terminal."""
     head = f"{finding.severity.name.lower():<8} {finding.check:<12} "
     indent = " " * len(head)
-    yield textwrap.fill(finding.what, 120, initial_indent=head, subsequent_indent=indent, break_long_words=False)
+    took = f" [{finding.seconds:.0f} s]" if finding.seconds >= 1 else ""
+    yield textwrap.fill(finding.what + took, 120, initial_indent=head, subsequent_indent=indent, break_long_words=False)
     for label, text in (("why", finding.why), ("fix", finding.fix)):
         if text:
             label = f"{indent}{label}: "

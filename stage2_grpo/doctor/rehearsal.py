@@ -38,7 +38,7 @@ _REQUEST_SECONDS = 120.0
 
 
 def rehearse(case: Case) -> Iterator[Finding]:
-    """Findings `rewards` (found while vLLM starts), then `model name`, `prompt`, `parser`, `episode`; `server` on failure."""
+    """Findings `rewards` (found while vLLM starts), then `server`, `model name`, `prompt`, `parser` and `episode`."""
     if case.model is None or not case.train:
         yield from check_rewards(case)
         return
@@ -53,7 +53,7 @@ def rehearse(case: Case) -> Iterator[Finding]:
                 yield from check_rewards(case)
                 with gateway_and_controller(short, case.model, folder) as rollouts:
                     model = trainer_model_name(case)
-                    _await(server, port, case.config.vllm.start_timeout_seconds)
+                    yield _started(case, server, port)
                     yield from play(case, rollouts, model, port)
         except httpx.TimeoutException:
             yield warning(
@@ -80,14 +80,16 @@ def _server(case: Case, folder: Path, port: int) -> OwnedProcess:
     return OwnedProcess(argv, name="vLLM", log=folder / "vllm.log", env=server_environment(case.config), grace=15)
 
 
-def _await(server: OwnedProcess, port: int, seconds: float) -> None:
-    """Until the server answers; not its own health check, so that everything else starts meanwhile."""
+def _started(case: Case, server: OwnedProcess, port: int) -> Finding:
+    """Waits until the server answers; not its own health check, so that everything else starts meanwhile."""
+    seconds = case.config.vllm.start_timeout_seconds
     deadline = time.monotonic() + seconds
     while not answers(f"http://127.0.0.1:{port}/health"):
         server.check()
         if time.monotonic() > deadline:
             raise UserError(f"vLLM was not ready after {seconds:.0f} s (vllm.start_timeout_seconds).")
         time.sleep(0.25)
+    return ok("server", "gateway, controller and vLLM have started")
 
 
 def _not_started(case: Case, problem: str) -> Finding:

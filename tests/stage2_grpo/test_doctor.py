@@ -7,7 +7,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from shared.records import write_jsonl
 from shared.runs import finish_stage, write_json
 from shared.services import free_port
 from stage2_grpo.doctor import arithmetic, checkpoint, command, machine, packages
-from stage2_grpo.doctor.findings import Case, Finding, Severity
+from stage2_grpo.doctor.findings import Case, Finding, Severity, as_lines, ok, timed
 from stage2_grpo.doctor.machine import Gpu
 from tests.stage2_grpo import checkpoint_folder
 from tests.stage2_grpo.checkpoint_folder import healthy_case
@@ -185,6 +186,18 @@ def test_a_healthy_case_passes_every_check(case: Case) -> None:
     here = ("packages", "memory", "disk")  # of the machine that runs the test
     assert [f.what for f in findings if f.severity > OK and f.check not in here] == []
     assert len({finding.check for finding in findings}) == len(command.QUICK) + 1
+
+
+def test_a_finding_says_how_long_it_took() -> None:
+    def found() -> Iterator[Finding]:
+        time.sleep(0.2)
+        yield ok("slow", "well")
+        yield ok("quick", "well")
+
+    slow, quick = timed(found())
+    assert slow.seconds >= 0.2 > quick.seconds
+    assert [*as_lines(dataclasses.replace(slow, seconds=61.4))] == ["ok       slow         well [61 s]"]
+    assert [*as_lines(quick)] == ["ok       quick        well"]
 
 
 def test_a_gateway_left_behind_is_found(case: Case, gateway: Gateway) -> None:

@@ -1,5 +1,6 @@
 """The readiness gate: what a probe says of a model, when the stage stops, and which questions are left out."""
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -9,10 +10,11 @@ import pytest
 
 from shared.config import load_config
 from shared.errors import UserError
-from shared.records import Question
-from shared.runs import begin_stage, write_json
+from shared.records import Question, write_jsonl
+from shared.runs import RunDirectory, begin_stage, write_json
 from stage2_grpo.gate import (
     Readiness,
+    compare,
     probe_mark,
     readiest,
     readiness_line,
@@ -132,10 +134,43 @@ def test_without_the_gate_every_question_is_trained(tmp_path: Path) -> None:
     assert training_questions(config, tmp_path, tmp_path / "model", asked) == asked
 
 
-def test_the_readiest_checkpoint_solves_most_questions_then_mixes_most() -> None:
+def test_the_readiest_checkpoint_is_a_ready_one_that_solves_most_questions_then_mixes_most() -> None:
     found = {
-        Path("often right"): replace(READY, pass_at_1=0.9, pass_at_k=0.7, mixed_share=0.1),
+        Path("not ready"): replace(READY, pass_at_k=0.9, tool_call_rate=0.5),
+        Path("often right"): replace(READY, pass_at_1=0.9, pass_at_k=0.7, mixed_share=0.3),
         Path("mixes more"): replace(READY, pass_at_1=0.3, pass_at_k=0.7, mixed_share=0.6),
         Path("solves less"): replace(READY, pass_at_k=0.6, mixed_share=0.6),
     }
-    assert readiest(found) == Path("mixes more")
+    assert readiest(found, CONFIG.gate) == Path("mixes more")
+
+
+def compared(tmp_path: Path, *tool_call_rates: float) -> Path:
+    """The result of comparing checkpoints with finished probes that differ in these figures."""
+    run, asked = RunDirectory(tmp_path / "run"), questions("q")
+    run.data.mkdir(parents=True)
+    write_jsonl(run.data / "train.jsonl", asked)
+    models = []
+    for place, rate in enumerate(tool_call_rates):
+        model = tmp_path / str(place)
+        model.mkdir()
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            (model / name).write_text(json.dumps(place))
+        mark = probe_mark(CONFIG, model, asked)
+        folder = run.path / "gate" / mark[:12]
+        begin_stage(folder, mark)
+        readiness = asdict(replace(READY, tool_call_rate=rate))
+        write_json(folder / "gate.json", {"fingerprint": mark, "readiness": readiness, "solved": {"q": [True, False]}})
+        models.append(model)
+    return compare(CONFIG, run, models)
+
+
+def test_compared_checkpoints_get_their_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(tmp_path, 0.2, 1.0) == tmp_path / "1"
+    printed = capsys.readouterr().out
+    assert "only 20.0% of its episodes call a tool" in printed
+    assert "\n    ready\n" in printed
+
+
+def test_a_comparison_without_a_ready_checkpoint_fails(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="None of the 2 checkpoints is ready for GRPO"):
+        compared(tmp_path, 0.2, 0.3)

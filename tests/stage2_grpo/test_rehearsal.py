@@ -40,7 +40,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_a_healthy_stack_plays_an_episode(case: Case) -> None:
     findings = {finding.check: finding for finding in rehearse(case)}
-    assert [*findings] == ["rewards", "model name", "prompt", "parser", "episode"]
+    assert [*findings] == ["rewards", "server", "model name", "prompt", "parser", "episode"]
     assert {finding.severity for finding in findings.values()} == {Severity.OK}, findings
     assert "holds all 3 tools" in findings["prompt"].what
     assert "reads <tool_call> and fenced JSON" in findings["parser"].what

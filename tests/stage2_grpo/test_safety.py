@@ -49,7 +49,7 @@ def test_a_fault_that_lasts_stops_the_run(says: str, fault: dict[str, Any]) -> N
     trip = tripped(faulty(4, **fault), SAFETY)
     assert trip
     assert says in trip.sentence
-    assert trip.since == 5
+    assert trip.since == 4  # step 5 is the first faulty one: it plays the policy that step 4 has saved
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,8 @@ def test_patience_counts_the_validations_after_the_best_one() -> None:
 
 def test_the_newest_the_best_and_one_from_before_the_window_are_kept() -> None:
     saved = [2, 4, 6, 8, 10, 12]
-    assert kept_steps(faulty(8), saved, CONFIG) == {8, 10, 12, 0}
-    assert kept_steps([*validated(0.1, 0.5), *faulty(8)], saved, CONFIG) == {4, 8, 10, 12}
+    assert kept_steps(faulty(8), saved, CONFIG) == {6, 8, 10, 12, 0}
+    assert kept_steps([*validated(0.1, 0.5), *faulty(8)], saved, CONFIG) == {4, 6, 8, 10, 12}
     assert kept_steps(faulty(1), [2], CONFIG) == {2, 0}
 
 
