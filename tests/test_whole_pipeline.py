@@ -20,11 +20,11 @@ from shared.records import ToolCall
 from shared.runs import RunDirectory, read_manifest
 from shared.tool_calls import render_call
 from shared.usage import read_usage
+from tests.beside import REAL_DATA
 
 pytestmark = pytest.mark.slow
 
 REPO = Path(__file__).resolve().parents[1]
-SPIDER = REPO / ".." / "shared" / "realdata" / "spider_sample"
 SETTINGS = {
     "data.questions_per_database": 10,
     "agent.max_turns": 5,
@@ -65,8 +65,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def command(directory: RunDirectory) -> list[str]:
     settings = SETTINGS | {"runs_dir": directory.path.parent, "model": directory.path.parents[1] / "tiny"}
-    if SPIDER.exists():
-        settings["data.spider_dir"] = SPIDER.resolve()
+    if REAL_DATA.exists():
+        settings["data.spider_dir"] = REAL_DATA / "spider_sample"
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *options]
 
