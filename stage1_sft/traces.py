@@ -28,6 +28,10 @@ class Dropped(Exception):
     """The question gives no usable trace; `str(error)` is the reason as it is counted."""
 
 
+class TooLong(Dropped):
+    """The trace has more or longer turns than the agent may write: of no use for training, but for measuring lengths."""
+
+
 def make_trace(
     question: Question, messages: Sequence[Message], trained: Sequence[bool], provenance: dict[str, Any]
 ) -> Trace:
@@ -82,11 +86,11 @@ def _check_limits(messages: Sequence[Message], config: Config, tokenizer: Tokeni
     """A turn longer than the agent may write, or more turns than it may take, would teach failing episodes."""
     turns = [message for message in messages if message["role"] == "assistant"]
     if len(turns) > config.agent.max_turns:
-        raise Dropped("more turns than agent.max_turns")
+        raise TooLong("more turns than agent.max_turns")
     for message in turns:
         text = render_turn(message["content"], [decode_call(call) for call in message.get("tool_calls", ())])
         if tokenizer.count(text) + 1 > config.agent.max_turn_tokens:  # and the end-of-turn token
-            raise Dropped("a turn longer than agent.max_turn_tokens")
+            raise TooLong("a turn longer than agent.max_turn_tokens")
 
 
 def decode_call(call: dict[str, Any]) -> ToolCall:

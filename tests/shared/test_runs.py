@@ -9,6 +9,7 @@ from shared.errors import UserError
 from shared.runs import (
     MANIFEST,
     RunDirectory,
+    attempt,
     begin_stage,
     fingerprint,
     finish_stage,
@@ -71,6 +72,18 @@ def test_a_half_finished_attempt_is_kept_for_the_same_inputs_only(tmp_path: Path
     assert (tmp_path / "checkpoint").exists()
     begin_stage(tmp_path, "b")
     assert not (tmp_path / "checkpoint").exists()
+
+
+def test_an_attempt_whose_inputs_are_refused_leaves_what_was_finished_before(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "sft", "a")
+    finish_stage(tmp_path / "sft", "a", seconds=1, outputs={})
+    with pytest.raises(UserError), attempt(tmp_path / "sft", "b"):
+        raise UserError("The teacher does not answer.")
+    assert finished(tmp_path / "sft", "a")
+    with pytest.raises(KeyboardInterrupt), attempt(tmp_path / "sft", "b"):
+        raise KeyboardInterrupt
+    assert read_manifest(tmp_path / "sft") is None
+    assert finished(tmp_path / "sft.old", "a")
 
 
 @pytest.mark.parametrize("text", ["", '{"fingerprint": ', "[1]"])
