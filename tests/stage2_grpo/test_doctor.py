@@ -129,8 +129,6 @@ FAULTS: dict[str, tuple[Callable[[Case], Iterable[Finding]], str, Severity, str]
         lambda case: checkpoint.check_template(
             with_template(case, lambda text: text.replace("<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "\\n' }}\n    {%- elif message.role == 'tool'"))),
         "template", WARNING, "does not end a turn"),
-    "an untested parser": (
-        lambda case: packages.check_plugins(with_settings(case, "vllm.tool_call_parser=xlam")), "plugins", WARNING, "xlam"),
     "a broken template": (
         lambda case: checkpoint.check_template(with_template(case, lambda text: text + "{% if %}")),
         "template", ERROR, "cannot be compiled"),
@@ -185,6 +183,11 @@ def test_a_healthy_case_passes_every_check(case: Case) -> None:
     here = ("packages", "memory", "disk")  # of the machine that runs the test
     assert [f.what for f in findings if f.severity > OK and f.check not in here] == []
     assert len({finding.check for finding in findings}) == len(command.QUICK) + 1
+
+
+def test_damaged_weights_are_reported_once(case: Case) -> None:
+    findings = command.examine(without_weights_tail(case), command.QUICK)
+    assert [finding.check for finding in findings if "is damaged" in finding.what] == ["checkpoint"]
 
 
 def test_a_gateway_left_behind_is_found(case: Case, gateway: Gateway) -> None:
