@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared import checks, environment
+from shared.cli import READER_GONE, add_profile, common_parser, resolve, run_main
 from shared.errors import UserError
 from shared.runs import RunDirectory, read_manifest, set_aside, write_json
 
@@ -116,7 +117,7 @@ def command(pipeline: Pipeline, module: str, **variables: str) -> None:
     argv = [sys.executable, "-m", module, *pipeline.options]
     with OwnedProcess(argv, name=module, env=variables, grace=90.0) as process:
         status = process.wait()
-    if status > 128:
+    if status > 128 and status != READER_GONE:
         raise UserError(
             f"{module} was ended by signal {status - 128}, most likely for lack of memory; see its messages."
         )
@@ -144,17 +145,11 @@ def base_model(config: Config) -> Path:
 
 def run(arguments: list[str]) -> None:
     """The main job: every stage in turn; finished ones say so and are skipped."""
-    from shared.cli import common_parser, resolve
     from shared.config import to_dict
     from shared.services import locked
     from shared.usage import measured
 
-    parser = common_parser("run_pipeline.py", __doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    choice = parser.add_mutually_exclusive_group()
-    choice.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
-    choice.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"some of {', '.join(STAGES)}")
-    args = parser.parse_args(arguments)
+    args = run_parser().parse_args(arguments)
     config, directory = resolve(args)
     settings = [part for setting in args.overrides for part in ("--set", setting)]
     options = ("--config", str(args.config), "--profile", config.profile, "--run-name", args.run_name, *settings)
@@ -162,6 +157,8 @@ def run(arguments: list[str]) -> None:
     if args.dry_run:
         print("\n".join(plan(pipeline)))
         return
+    if args.first:
+        plan(pipeline)  # refuses wrong paths before anything is moved
     with locked(directory.path):
         write_json(directory.path / "config.json", to_dict(config))
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
@@ -171,6 +168,16 @@ def run(arguments: list[str]) -> None:
             print(f"\n== {stage} ==", flush=True)
             with nullcontext() if stage == "report" else measured(directory, stage, folder(stage, directory)):
                 STAGES[stage](pipeline)
+
+
+def run_parser() -> argparse.ArgumentParser:
+    """The options of `run`; needs no package."""
+    parser = common_parser("run_pipeline.py", __doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
+    choice.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"some of {', '.join(STAGES)}")
+    return parser
 
 
 def plan(pipeline: Pipeline) -> list[str]:
@@ -187,18 +194,30 @@ def plan(pipeline: Pipeline) -> list[str]:
     return lines
 
 
-def main() -> None:
-    """Enter the environment, made first where it is missing, and carry out the command."""
-    if {"-h", "--help"} & set(sys.argv) and not environment.read_stamp(ROOT / ".venv"):
-        print(__doc__)
-        return
-    environment.enter(ROOT)
-    from shared.cli import run_main
+def setup_parser() -> argparse.ArgumentParser:
+    """The options of `setup`."""
+    parser = argparse.ArgumentParser(prog="run_pipeline.py setup", description="Make the environment and nothing else.")
+    add_profile(parser)
+    return parser
 
-    commands = {"run": run, "check": lambda rest: sys.exit(checks.check(ROOT, rest)), "setup": lambda _: print("ready")}
-    first, *rest = sys.argv[1:] or ["run"]
-    run_main(lambda: commands[first](rest) if first in commands else run([first, *rest]))
+
+COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[list[str]], object]]] = {
+    "run": (run_parser, run),
+    "check": (checks.parser, lambda arguments: sys.exit(checks.check(ROOT, arguments))),
+    "setup": (setup_parser, lambda _: print("ready")),
+}
+
+
+def main() -> None:
+    """Read the command line, enter the environment, made first where it is missing, and carry the command out."""
+    name, *rest = sys.argv[1:] or ["run"]
+    parser, work = COMMANDS.get(name, COMMANDS["run"])
+    arguments = rest if name in COMMANDS else [name, *rest]
+    args = parser().parse_args(arguments)  # refused, or helped, before anything is set up
+    profile, dry_run = args.profile or environment.default_profile(), getattr(args, "dry_run", False)
+    environment.enter(ROOT, profile, any_device=dry_run)  # so that a plan for the other device rebuilds nothing
+    work(arguments)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -19,8 +19,9 @@ from tqdm import tqdm
 
 from data.spider import load
 from shared.cli import run_main
-from shared.config import PROFILES, load_config
+from shared.config import load_config
 from shared.runs import MODEL_CACHE
+from shared.settings import PROFILES
 from shared.tokens import Tokenizer
 from stage1_sft.base_model import BUILT_IN, resolve
 from stage1_sft.synthesize import verified

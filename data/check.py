@@ -59,8 +59,12 @@ class Checked:
         for kind, meaning in _MEANINGS.items():
             found = self.findings.get(kind, [])
             lines.append(f"{kind:16}{len(found):6}  {meaning}")
-            lines += [f"    {place}: {what}" for place, what in found[:_LISTED]]
-            lines += [f"    … and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
+            places: dict[str, list[Place]] = defaultdict(list)
+            for place, what in found:
+                places[what].append(place)
+            alike = [f"{of[0]}{f' and {len(of) - 1} more' * (len(of) > 1)}: {what}" for what, of in places.items()]
+            lines += [f"    {line}" for line in alike[:_LISTED]]
+            lines += [f"    … and {len(alike) - _LISTED} more"] * (len(alike) > _LISTED)
         lines.append(
             f"{'large schema':16}{len(self.large_schemas):6}  schemas that fill more than half of agent.context_tokens"
         )
@@ -131,7 +135,10 @@ def _file(source: Source, name: str) -> Path:
     path = source.database(name)
     if path is None:
         looked = ", ".join(str(folder) for folder in source.folders)
-        raise BadRowError(f"its database {name[:80]!r} is not in {looked}; put it there or correct the name")
+        raise BadRowError(
+            f"its database {name[:80]!r} is not in {looked}; put it there, correct the name, or name another folder with "
+            "--databases"
+        )
     return path
 
 

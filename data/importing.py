@@ -56,6 +56,8 @@ def main(arguments: Sequence[str]) -> None:
         databases = _databases(args.databases, args.tables, Path(passing) if args.check else args.out)
         checked = check(find_source(args.source, databases), config)
         print(checked.report())
+        if not checked.rows:
+            raise UserError("No row can be used; correct what the report lists.")
         if not args.check:
             write(checked, args.out, skip=args.bad_rows == "skip")
 
@@ -76,8 +78,6 @@ def write(checked: Checked, folder: Path, *, skip: bool) -> None:
         raise UserError(
             f"{len(bad)} rows cannot be used, the first is {place}: {reason}; or leave them out with --bad-rows skip."
         )
-    if not checked.rows:
-        raise UserError("No row can be used; correct what the report lists.")
     _refuse_existing(folder)
     names = _names(checked)
     for path, name in names.items():

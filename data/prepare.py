@@ -15,7 +15,7 @@ from data.demo.build import make_rows, write_database
 from data.demo.domains import DOMAINS
 from data.demo.generate import Taken, generate
 from data.sources import SourceRow, find_source, read_rows
-from data.splits import Splits, leakage_check, make_splits
+from data.splits import Splits, held_out_count, leakage_check, make_splits
 from data.sql_form import gold_key, question_key
 from shared.audit.copies import make_copies
 from shared.errors import UserError
@@ -35,6 +35,10 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     loaded = _demo(config, folder) if config.data.spider_dir is None else _spider(config, folder)
     sizes = {question.db_id: Path(question.database).stat().st_size for question in loaded.questions}
+    held_out = held_out_count(config.data.unseen_databases, len(sizes))
+    if held_out < config.data.unseen_databases:
+        print(f"{held_out} of {len(sizes)} databases held out for tests, because training needs some: data.unseen_databases is "
+              f"{config.data.unseen_databases}", flush=True)  # fmt: skip
     splits = make_splits(loaded.questions, config.data, config.seed, sizes)
     leakage_check(splits.train, splits.val, splits.test)
     taken_out = _decontaminate(splits, config)
@@ -48,7 +52,11 @@ def _decontaminate(splits: Splits, config: Config) -> int:
     """Take questions out of train and val that an evaluation set asks too, by question text or gold; returns how many."""
     if config.data.avoid is None:
         return 0
-    rows = [row for _, row in read_rows(find_source(Path(config.data.avoid), None)) if isinstance(row, SourceRow)]
+    found = [*read_rows(find_source(Path(config.data.avoid), None))]
+    rows = [row for _, row in found if isinstance(row, SourceRow)]
+    if not rows:
+        why = f", the first ({found[0][0]}) because {found[0][1]}" if found else ""
+        raise UserError(f"Setting data.avoid: no question can be read from {config.data.avoid}{why}.")
     texts, golds = {question_key(row.question) for row in rows}, {gold_key(row.gold_sql) for row in rows}
     before = len(splits.train) + len(splits.val)
     for split in (splits.train, splits.val):

@@ -121,7 +121,7 @@ def find_source(path: Path, databases: Path | None) -> Source:
 def read_rows(source: Source) -> Iterator[tuple[Place, SourceRow | BadRowError]]:
     """All rows in order, a bad one as the reason. Raises UserError for a file that cannot be read at all."""
     for file in source.files:
-        for line, value in _entries(file):
+        for line, value in entries(file):
             place = Place(file.name, line)
             try:
                 yield place, _row(place, value, named=source.only is None)
@@ -129,7 +129,8 @@ def read_rows(source: Source) -> Iterator[tuple[Place, SourceRow | BadRowError]]
                 yield place, reason
 
 
-def _entries(file: Path) -> Iterator[tuple[int, Any]]:
+def entries(file: Path) -> Iterator[tuple[int, Any]]:
+    """The entries of a question file with their places, bad ones as BadRowError. Raises UserError for an unreadable file."""
     try:
         text = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -191,7 +192,8 @@ def _text(row: dict[str, Any], key: str, *, needed: bool = True) -> str:
     if not isinstance(value, str) or not value.strip():
         if not needed:
             return ""
-        raise BadRowError(f'it has no text under "{key}"; add it')
+        there = "" if key in row or not row else f", only under {', '.join(row)}"[:200]
+        raise BadRowError(f'it has no text under "{key}"{there}; a row needs question, sql and database')
     return whole_text(value, key)
 
 

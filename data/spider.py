@@ -8,7 +8,6 @@ compared later is a bad row here, with its file, row number and reason.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from data.databases import Databases
-from data.sources import BadRowError, whole_text
+from data.sources import BadRowError, entries, whole_text
 from data.sql_form import DIFFICULTIES, rate
 from shared.errors import UserError
 from shared.records import Question
@@ -68,15 +67,9 @@ def _rows(folder: Path) -> Iterator[tuple[str, int, Any]]:
     found = [name for name in FILES if (folder / name).is_file()]
     if not found:
         raise UserError(f"Setting data.spider_dir: {folder} holds neither {FILES[0]} nor {FILES[1]}; "
-                        "point it at a folder in Spider layout (dev.json, database/<id>/<id>.sqlite).")  # fmt: skip
+                        "point it at a folder in Spider layout (dev.json, database/<id>/<id>.sqlite), as `python -m data import` writes it.")  # fmt: skip
     for name in found:
-        try:
-            document = json.loads((folder / name).read_text(encoding="utf-8"))
-        except (ValueError, OSError, RecursionError) as error:
-            raise UserError(f"{folder / name} cannot be read as JSON ({error}); restore the file.") from error
-        if not isinstance(document, list):
-            raise UserError(f"{folder / name} must hold a JSON list of questions; restore the file.")
-        yield from ((name, number, row) for number, row in enumerate(document, start=1))
+        yield from ((name, number, row) for number, row in entries(folder / name))
 
 
 def _read(row: Any, identity: str, databases: Databases) -> tuple[Question, bool]:

@@ -58,13 +58,16 @@ def make_splits(questions: Sequence[Question], data: DataConfig, seed: int, size
 
 
 def choose_unseen(sizes: Mapping[str, int], count: int, rng: random.Random) -> set[str]:
-    """Names of the held-out databases, one from each of `count` equal ranges of size."""
-    if count >= len(sizes):
-        raise UserError(f"Setting data.unseen_databases is {count}, but the data have {len(sizes)} database(s) and training "
-                        f"needs one; give --set data.unseen_databases={max(0, len(sizes) - 1)}.")  # fmt: skip
+    """Names of the held-out databases, one from each of `count` equal ranges of size; fewer where that would leave none."""
+    count = held_out_count(count, len(sizes))
     ordered = sorted(sizes, key=lambda name: (sizes[name], name))
     bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
     return {rng.choice(ordered[low:high]) for low, high in pairwise(bounds)}
+
+
+def held_out_count(wanted: int, databases: int) -> int:
+    """How many of so many databases are held out: as many as wanted, or half where that would leave none to train on."""
+    return wanted if wanted < databases else databases // 2
 
 
 def paraphrase_groups(questions: Sequence[Question]) -> list[list[Question]]:

@@ -11,7 +11,7 @@ from data.sources import find_source
 from shared.config import to_dict
 from shared.errors import UserError
 from shared.records import read_questions
-from shared.runs import RunDirectory, begin_stage, fingerprint, finish_stage, finished
+from shared.runs import RunDirectory, attempt, fingerprint, finish_stage, finished
 from shared.settings import Config
 
 VERSION = 3  # raise when the same settings give other data
@@ -26,8 +26,8 @@ def run(config: Config, run: RunDirectory) -> Path:
         print(f"data: already prepared in {run.data}")
     else:
         started = time.monotonic()
-        begin_stage(run.data, mark)
-        counts = prepare(config, run.data)
+        with attempt(run.data, mark):
+            counts = prepare(config, run.data)
         outputs = {split: str(run.data / f"{split}.jsonl") for split in _SPLITS} | databases(run)
         manifest = finish_stage(run.data, mark, seconds=time.monotonic() - started, outputs=outputs, counts=counts)
     print(table(manifest["counts"]))
@@ -82,8 +82,8 @@ def _source(config: Config) -> Path | None:
         return None
     source = Path(config.data.spider_dir)
     if not source.is_dir():
-        raise UserError(f"Setting data.spider_dir: there is no folder {source}; correct the path or set it to null "
-                        "for the demo databases.")  # fmt: skip
+        raise UserError(f"Setting data.spider_dir: there is no folder {source}; correct the path, set it to null for the demo "
+                        "databases, or bring a CSV or JSONL file in with `python -m data import` first.")  # fmt: skip
     return source
 
 
@@ -98,5 +98,9 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
 
 def _avoided(config: Config) -> dict[str, Path]:
     """The question files of data.avoid, whose contents count."""
-    files = find_source(Path(config.data.avoid), None).files if config.data.avoid else ()
-    return {f"avoid {file.name}": file for file in files}
+    if config.data.avoid is None:
+        return {}
+    avoided = Path(config.data.avoid)
+    if not avoided.exists():
+        raise UserError(f"Setting data.avoid: there is no {avoided}; correct the path or set it to null.")
+    return {f"avoid {file.name}": file for file in find_source(avoided, None).files}

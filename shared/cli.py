@@ -1,24 +1,29 @@
 """What every command line of the pipeline shares: the common options and the exit codes.
 
-Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 interrupted; anything else is a bug.
+Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 interrupted, 141 the reader of the output has
+gone (`| head`); anything else is a bug. Importing this takes the standard library alone: options are read before set-up.
 """
 
 from __future__ import annotations
 
 import argparse
 import errno
+import os
 import re
+import select
 import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from shared.config import PROFILES, load_config
+from shared.environment import is_inside
 from shared.errors import UserError
 from shared.runs import MODEL_CACHE, RunDirectory
-from shared.services import locked
-from shared.settings import Config
+from shared.settings import PROFILES, Config
+
+READER_GONE = 128 + signal.SIGPIPE
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -27,7 +32,7 @@ def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)"
     )
-    parser.add_argument("--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu")
+    add_profile(parser)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
                         help="change one setting for this run, e.g. --set sft.epochs=3; may be repeated")  # fmt: skip
     parser.add_argument("--run-name", default="main", help="folder under runs_dir (default: main)")
@@ -35,8 +40,15 @@ def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add --profile."""
+    parser.add_argument("--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu")
+
+
 def resolve(args: argparse.Namespace) -> tuple[Config, RunDirectory]:
     """The settings and the run directory that the common options name."""
+    from shared.config import load_config
+
     check_name("--run-name", args.run_name)
     config = load_config(args.config, args.profile, args.overrides)
     return config, RunDirectory(Path(config.runs_dir).resolve() / args.run_name)
@@ -52,6 +64,9 @@ def carry_out(
     if args.dry_run:
         print("\n".join(plan(config, run)))
         return
+
+    from shared.services import locked
+
     with locked(run.path):
         work(config, run)
 
@@ -71,6 +86,19 @@ def run_main(main: Callable[[], None]) -> None:
     """Run a command's main function and turn its ending into an exit code; SIGTERM unwinds like Ctrl-C."""
     signal.signal(signal.SIGTERM, _terminate)
     try:
+        try:
+            _run_and_explain(main)
+        finally:
+            print(end="", flush=True)  # here, where a reader that has gone can still be noticed
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        sys.exit(READER_GONE)
+
+
+def _run_and_explain(main: Callable[[], None]) -> None:
+    try:
         main()
     except KeyboardInterrupt:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
@@ -83,12 +111,24 @@ def run_main(main: Callable[[], None]) -> None:
         sys.exit(2)
 
 
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the output any more, as after `| head`."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are always reported
+    return bool(output.poll(0))
+
+
 def _for_the_user(error: Exception) -> str | None:
     """What the user can do about an error, or None when it is a bug."""
     if isinstance(error, UserError):
         return str(error)
     if _disk_is_full(error):
         return f"The disk is full ({error}); free some space and run the same command again, it continues where it stopped."
+    if isinstance(error, ModuleNotFoundError) and not is_inside(ROOT):
+        return (
+            f"This Python ({sys.executable}) lacks the package {error.name}; use {ROOT / '.venv/bin/python'}, which "
+            "`python run_pipeline.py setup` makes."
+        )
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}; check this path and its permissions."
     return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ import yaml
 
 from shared.environment import default_profile
 from shared.errors import UserError
-from shared.settings import Config
+from shared.settings import PROFILES, Config
 
-PROFILES = ("gpu", "cpu")
+_SHIPPED = Path(__file__).resolve().parents[1] / "pipeline.yaml"
 
 
 def load_config(path: Path, profile: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -68,7 +69,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(
-            f"Config file {path} cannot be read ({error.strerror}); give its path with --config."
+            f"Config file {path} cannot be read ({error.strerror}); give its path with --config, e.g. {_SHIPPED}, or start in "
+            "that folder."
         ) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"Config file {path} is no readable YAML text (UTF-8); start from the shipped one.") from error
@@ -101,7 +103,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     *sections, leaf = key.split(".")
     for section in sections:
         values = values[section]
-    values[leaf] = text if known[key] is str or (known[key] == str | None and value is not None) else value
+    values[leaf] = text if known[key] in (str, str | None) and value is not None else value
 
 
 def setting_types() -> dict[str, Any]:
@@ -154,6 +156,8 @@ def _typed(name: str, kind: Any, value: Any) -> Any:
         if value is None:
             return None
         return _typed(name, next(arm for arm in get_args(kind) if arm is not type(None)), value)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise UserError(f"Setting {name} is empty; it needs a value.")
     if kind is float and isinstance(value, str):  # YAML reads 1e-5 as text
         with contextlib.suppress(ValueError):
             value = float(value)
@@ -173,13 +177,17 @@ _POSITIVE = (
     "sandbox.max_result_bytes vllm.max_num_seqs grpo.max_prompt_length grpo.max_response_length grpo.temperature "
     "grpo.trajectory_response_length grpo.nodes grpo.gpus_per_node grpo.call_timeout_seconds grpo.episode_timeout_seconds "
     "grpo.step_timeout_seconds vllm.tensor_parallel grpo.keep_checkpoints grpo.weight_bucket_mb sft.keep_checkpoints "
-    "safety.length_factor teacher.tries teacher.concurrency"
+    "safety.length_factor teacher.tries teacher.concurrency sft.lora_alpha grpo.lora_alpha grpo.max_token_len_per_gpu "
+    "grpo.val_questions vllm.cpu_kv_cache_gib vllm.start_timeout_seconds"
 ).split()
 _SECONDS = (
     "sandbox.timeout_seconds grpo.call_timeout_seconds grpo.episode_timeout_seconds grpo.step_timeout_seconds "
     "vllm.start_timeout_seconds"
 ).split()
-_LONGEST_SECONDS = 1e6
+_AT_MOST = dict.fromkeys(_SECONDS, 10**6) | {
+    "seed": 2**32 - 1, "data.copies": 100, "sft.epochs": 1000, "grpo.epochs": 1000, "teacher.tries": 1000,
+    "gate.samples": 1000, "evaluate.samples": 1000,
+}  # fmt: skip
 _NOT_NEGATIVE = (
     "seed data.copies data.unseen_databases grpo.lora_rank grpo.clip_low grpo.clip_high grpo.entropy_coeff grpo.sync_tolerance "
     "grpo.reward_valid_call grpo.reward_executed grpo.reward_right_tables evaluate.temperature "
@@ -188,25 +196,37 @@ _NOT_NEGATIVE = (
 _SHARES = (
     "sft.lora_dropout sft.warmup_share data.test_share data.val_share sft.wrong_turn_share sft.search_miss_share "
     "sft.parallel_share gate.min_pass gate.min_mixed gate.min_tool_calls gate.flat_share safety.entropy_share "
-    "safety.tool_call_share"
+    "safety.tool_call_share vllm.gpu_memory_utilization"
 ).split()
+ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?(/\S*)?")
+_FORMS = {
+    "teacher.endpoint": (ADDRESS, "an address like http://127.0.0.1:8000/v1"),
+    "grpo.gateway_url": (ADDRESS, "an address like http://gateway:8080"),
+    "grpo.ray_address": (re.compile(r"\S+:\d{1,5}"), "host:port of the cluster's head node"),
+    "grpo.agent": (re.compile(r"[\w.]+:\w+"), "module:function"),
+}
 
 
-def _check(config: Config) -> None:
+def _check_each(config: Config) -> None:
+    for key, (form, example) in _FORMS.items():
+        if _get(config, key) is not None and not form.fullmatch(_get(config, key)):
+            raise UserError(f"Setting {key} is {_get(config, key)!r}; write {example}.")
     for key in _POSITIVE:
         if not 0 < _get(config, key) < float("inf"):
             raise UserError(f"Setting {key} is {_get(config, key)}; it must be above 0 and finite.")
-    for key in _SECONDS:
-        if _get(config, key) > _LONGEST_SECONDS:
-            raise UserError(f"Setting {key} is {_get(config, key):g}; it may be at most {_LONGEST_SECONDS:g} seconds.")
-    if not config.runs_dir.strip():
-        raise UserError("Setting runs_dir is empty; name the folder for the runs.")
+    for key, most in _AT_MOST.items():
+        if _get(config, key) > most:
+            raise UserError(f"Setting {key} is {_get(config, key)}; it may be at most {most:,}.")
     for key in _NOT_NEGATIVE:
         if not 0 <= _get(config, key) < float("inf"):
             raise UserError(f"Setting {key} is {_get(config, key)}; it must not be negative.")
     for key in _SHARES:
         if not 0 <= _get(config, key) < 1:
             raise UserError(f"Setting {key} is {_get(config, key)}; it must lie between 0 and 1.")
+
+
+def _check(config: Config) -> None:
+    _check_each(config)
     grpo = config.grpo
     if grpo.total_steps is not None and grpo.total_steps <= 0:
         raise UserError(f"Setting grpo.total_steps is {grpo.total_steps}; it must be above 0, or null for all steps.")

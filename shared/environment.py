@@ -11,7 +11,6 @@ Runs under any Python from 3.11 and before anything is installed: only the stand
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
@@ -39,30 +38,17 @@ def default_profile() -> str:
     return "gpu" if Path("/proc/driver/nvidia/version").exists() else "cpu"
 
 
-def enter(root: Path) -> None:
+def enter(root: Path, profile: str, *, any_device: bool = False) -> None:
     """Return inside the environment: make it if need be, then start the running script again with its Python.
 
-    The device is the `--profile` of the command line, else the one that is there. A plan (`--dry-run`) is made inside the
-    environment of any device, so that looking at the other profile rebuilds nothing.
+    With `any_device` the environment of another device will do.
     """
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    options.add_argument("--profile", default=default_profile())
-    options.add_argument("--dry-run", action="store_true")
-    try:
-        chosen = options.parse_known_args()[0]
-        python = ensure(root, chosen.profile, any_device=chosen.dry_run)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except KeyboardInterrupt:
-        print("interrupted; the same command sets up again", file=sys.stderr)
-        sys.exit(130)
+    python = ensure(root, profile, any_device=any_device)
     entered = os.environ.pop(_ENTERED, "") == str(root)
     if is_inside(root):
         return
     if entered:
-        print(f"error: {root / '.venv'} is damaged; delete it and run the same command again.", file=sys.stderr)
-        sys.exit(2)
+        raise UserError(f"{root / '.venv'} is damaged; delete it and run the same command again.")
     os.environ[_ENTERED] = str(root)
     sys.stdout.flush()
     os.execv(python, [str(python), *sys.argv])
@@ -75,8 +61,6 @@ def ensure(root: Path, profile: str, *, any_device: bool = False) -> Path:
 
     Raises UserError when there is no Python 3.12 to be had, no room, or an installation step fails.
     """
-    if profile not in _ROOM_GIB:
-        raise UserError(f"--profile {profile!r} does not exist; choose one of gpu, cpu.")
     venv, wanted = root / ".venv", wanted_stamp(root, profile)
     if any_device and (other := read_stamp(venv).get("profile")) in _ROOM_GIB:
         wanted = wanted_stamp(root, str(other))

@@ -8,17 +8,15 @@ FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions tha
 from __future__ import annotations
 
 import argparse
-import re
 from pathlib import Path
 
 from shared.cli import check_name, common_parser, resolve, run_main
+from shared.config import ADDRESS
 from shared.errors import UserError
 from shared.evaluation import Endpoint, chosen_questions, evaluate_endpoint, evaluate_model
 from shared.judges.verdicts import compare_verdicts
 from shared.runs import question_file
 from shared.services import locked
-
-_ADDRESS = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?(/\S*)?")
 
 
 def main() -> None:
@@ -59,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _evaluate(args: argparse.Namespace) -> None:
     config, run = resolve(args)
-    if args.endpoint and not _ADDRESS.fullmatch(args.endpoint):
+    if args.endpoint and not ADDRESS.fullmatch(args.endpoint):
         raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")

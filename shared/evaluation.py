@@ -132,11 +132,7 @@ def _recorded(
 ) -> dict[str, Any]:
     """Play the questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
     folder = run.evaluation(who)
-    mark = fingerprint(
-        questions=[dataclasses.asdict(question) for question in questions],
-        data=(read_manifest(run.data) or {}).get("fingerprint"),
-        prompts=[SYSTEM_PROMPT, TOOLS], settings=_shaping(config), **subject,
-    )  # fmt: skip
+    mark = evaluation_mark(questions, config, data=(read_manifest(run.data) or {}).get("fingerprint"), **subject)
     if finished(folder, mark):
         print(f"{who} evaluation: finished before, {folder}")
     else:
@@ -154,13 +150,16 @@ def _recorded(
     return values
 
 
-def _shaping(config: Config) -> dict[str, Any]:
-    """The settings that shape an evaluation's result; how fast or how patiently it runs is left out."""
+def evaluation_mark(questions: Sequence[Question], config: Config, **subject: Any) -> str:
+    """Fingerprint of all that an evaluation of `subject` depends on; how fast or how patiently it runs is left out."""
     values = to_dict(config)
     rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
     server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
-    played = {key: value for key, value in values["evaluate"].items() if key != "concurrency"}
-    return {"seed": config.seed, "agent": values["agent"], "sandbox": values["sandbox"], **rewards, **server, **played}
+    played = {key: value for key, value in values["evaluate"].items() if key not in ("concurrency", "questions")}
+    asked = [dataclasses.asdict(question) for question in questions]
+    shared = {key: values[key] for key in ("seed", "agent", "sandbox")}
+    settings = {**shared, **rewards, **server, **played}
+    return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
 
 
 async def evaluate(

@@ -53,6 +53,19 @@ def is_adapter(folder: Path) -> bool:
     return (folder / "adapter_config.json").exists() and not _has_weights(folder)
 
 
+def adapter_base(adapter: Path) -> str:
+    """The base model that an adapter folder names, or "". Raises UserError when the folder is no adapter."""
+    try:
+        settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(
+            f"{adapter} has no readable adapter_config.json, so it is not a LoRA adapter folder."
+        ) from error
+    if not (adapter / "adapter_model.safetensors").exists():
+        raise UserError(f"{adapter} has no adapter_model.safetensors; the training that made it did not finish.")
+    return str(settings.get("base_model_name_or_path") or "")
+
+
 def check_model_folder(folder: Path, setting: str = "model") -> None:
     """Raise UserError unless `folder` is a whole Hugging Face model: config, weights and tokenizer.
 

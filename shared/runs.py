@@ -133,18 +133,32 @@ def _sizes(outputs: Mapping[str, Any]) -> dict[str, int]:
     return {name: Path(output).stat().st_size for name, output in outputs.items() if Path(output).is_file()}
 
 
-def begin_stage(folder: Path, expected: str, **details: Any) -> None:
+@contextlib.contextmanager
+def attempt(folder: Path, expected: str) -> Iterator[None]:
+    """`begin_stage`, taken back when the block refuses its inputs (UserError): what was finished before stands there again."""
+    aside = begin_stage(folder, expected)
+    try:
+        yield
+    except UserError:
+        if aside:
+            shutil.rmtree(folder)
+            aside.rename(folder)
+            print(f"{folder} is again what it was before", flush=True)
+        raise
+
+
+def begin_stage(folder: Path, expected: str, **details: Any) -> Path | None:
     """Open a stage folder: keep a half-finished attempt of the same fingerprint, else start from an empty folder.
 
-    A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted. `details` are
-    noted beside the fingerprint for `read_started`.
+    A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted; returns that
+    path then. `details` are noted beside the fingerprint for `read_started`.
     """
     marker = folder / STARTED
     same = read_started(folder).get("fingerprint") == expected
-    if folder.exists() and not same:
-        set_aside(folder)
+    aside = set_aside(folder) if folder.exists() and not same else None
     folder.mkdir(parents=True, exist_ok=True)
     write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S"), **details})
+    return aside
 
 
 def read_started(folder: Path) -> dict[str, Any]:
@@ -152,8 +166,11 @@ def read_started(folder: Path) -> dict[str, Any]:
     return read_object(folder / STARTED)
 
 
-def set_aside(folder: Path) -> None:
-    """Move a finished stage to `<folder>.old`; delete an unfinished one. The rename comes first, so a kill leaves no mix."""
+def set_aside(folder: Path) -> Path | None:
+    """Move a finished stage to `<folder>.old` and return that path; delete an unfinished one.
+
+    The rename comes first, so a kill leaves no mix.
+    """
     is_finished = read_manifest(folder) is not None
     there = {path.name for path in folder.iterdir()}
     ours = there & {STARTED, f"{STARTED}.partial"}  # a kill may have come before the partial file got its name
@@ -164,8 +181,9 @@ def set_aside(folder: Path) -> None:
     folder.rename(aside)
     if is_finished:
         print(f"{folder} was made from other inputs or settings; it is kept as {aside}", flush=True)
-    else:
-        shutil.rmtree(aside)
+        return aside
+    shutil.rmtree(aside)
+    return None
 
 
 def finish_stage(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+PROFILES = ("gpu", "cpu")
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -135,7 +137,7 @@ class SafetyConfig:
 
 @dataclass(frozen=True)
 class VllmConfig:
-    tool_call_parser: str
+    tool_call_parser: Literal["qwen25_coder", "hermes"]
     tensor_parallel: int
     gpu_memory_utilization: float
     enforce_eager: bool

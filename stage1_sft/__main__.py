@@ -9,6 +9,7 @@ from pathlib import Path
 
 from shared.cli import carry_out, common_parser, run_main
 from shared.errors import UserError
+from shared.model_folder import adapter_base
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.
@@ -49,15 +50,20 @@ def _merge(arguments: list[str]) -> None:
     if args.out.exists():
         raise UserError(f"--out {args.out} already exists; name a new folder.")
 
-    from stage1_sft.base_model import resolve as resolve_model
-    from stage1_sft.export import adapter_base, merge
-
-    base = args.base or adapter_base(args.adapter)
+    named = adapter_base(args.adapter)
+    base = args.base or named
     if not base:
         raise UserError(f"{args.adapter} does not name its base model; give it with --base.")
+
+    from stage1_sft.base_model import resolve as resolve_model
+
     args.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="base-model-", dir=args.out.parent) as passing:
-        figures = merge(resolve_model(base, args.cache or Path(passing)), args.adapter, args.out)
+        folder = resolve_model(base, args.cache or Path(passing))
+
+        from stage1_sft.export import merge  # torch
+
+        figures = merge(folder, args.adapter, args.out)
     print(f"merged and verified: {figures}\nSFT_MODEL_PATH={args.out.resolve()}")
 
 

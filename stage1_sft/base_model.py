@@ -41,13 +41,7 @@ def resolve(model: str, cache: Path) -> Path:
     if model == BUILT_IN:
         with alone(cache / "lock"):
             return _built_in(cache)
-    folder = local_path(model)
-    if folder.exists():
-        folder = folder.resolve()
-    elif re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        folder = _download(model)
-    else:
-        raise UserError(f"model {model!r} is neither a folder, nor a hub id like Org/Name, nor {BUILT_IN!r}.")
+    folder = _local_folder(model) or _download(model)
     check_model_folder(folder)
     if _writes_hermes_calls(folder):
         return folder
@@ -59,8 +53,17 @@ def planned_folder(model: str, cache: Path) -> str:
     """Where `resolve` will find or put the model, in words, without touching anything (for dry runs)."""
     if model == BUILT_IN:
         return str(cache / BUILT_IN)
+    return str(_local_folder(model) or f"{model} (from the model hub)")
+
+
+def _local_folder(model: str) -> Path | None:
+    """The folder that `model` names, None for a hub id. Raises UserError for what is neither."""
     folder = local_path(model)
-    return str(folder.resolve()) if folder.exists() else f"{model} (from the model hub)"
+    if folder.exists():
+        return folder.resolve()
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model):
+        return None
+    raise UserError(f"model {model!r} is neither a folder, nor a hub id like Org/Name, nor {BUILT_IN!r}.")
 
 
 def _built_in(cache: Path) -> Path:

@@ -47,19 +47,6 @@ class Written:
     logits: torch.Tensor  # of each answer token, shape (answer tokens, vocabulary)
 
 
-def adapter_base(adapter: Path) -> str:
-    """The base model that an adapter folder names, or "". Raises UserError when the folder is no adapter."""
-    try:
-        settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(
-            f"{adapter} has no readable adapter_config.json, so it is not a LoRA adapter folder."
-        ) from error
-    if not (adapter / "adapter_model.safetensors").exists():
-        raise UserError(f"{adapter} has no adapter_model.safetensors; the training that made it did not finish.")
-    return str(settings.get("base_model_name_or_path") or "")
-
-
 def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Message]] = ()) -> dict[str, float]:
     """Write the merged model to `target` and return the verification figures.
 

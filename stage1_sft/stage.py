@@ -1,6 +1,7 @@
 """Stage 1 of a run: traces, fine-tuning, merge; finished parts are kept, an interrupted one continues.
 
     run.sft/{traces.jsonl, val_traces.jsonl, checkpoints/, metrics.jsonl, merged/, manifest.json}
+    run.sft/{traces.too_long.jsonl, …}    what the agent's limits leave out, for `python -m stage2_grpo budget`
 
 The manifest is written last. Its `outputs.model` is the merged folder, which later stages take as SFT_MODEL_PATH.
 """
@@ -21,7 +22,7 @@ from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import JsonlTail, Message, Question, read_questions, write_jsonl
 from shared.runs import (
     RunDirectory,
-    begin_stage,
+    attempt,
     fingerprint,
     finish_stage,
     finished,
@@ -75,7 +76,10 @@ def _made(
     questions = _drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
     taught, bill = _taught(questions[:limit], config, tokenizer, run)
     rest = [question for question in questions if question.id not in taught]
-    rows, dropped = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
+    rows, too_long, dropped = synthesize(
+        rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split
+    )
+    write_jsonl(file.with_suffix(".too_long.jsonl"), too_long)
     if not rows and not taught:
         raise UserError(
             f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dict(dropped)}); check their "
@@ -126,8 +130,9 @@ def only_traces(config: Config, run: RunDirectory) -> None:
     if _is_finished(run, mark):
         print(f"sft: already trained in {run.sft}; its traces are {_trace_files(run)['train']}")
         return
-    begin_stage(run.sft, mark)
-    _, _, counts = make_traces(config, run, resolve(config.model, model_cache(config)))
+    base = resolve(config.model, model_cache(config))
+    with attempt(run.sft, mark):
+        _, _, counts = make_traces(config, run, base)
     for split, file in _trace_files(run).items():
         print(f"{file}: {counts[split]['traces']} traces, dropped {counts[split]['dropped'] or 'none'}")
 
@@ -149,25 +154,24 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
 
 
 def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
-    started = time.monotonic()
-    base = resolve(config.model, model_cache(config))  # before anything is set aside: it may refuse the model
-    begin_stage(run.sft, mark)
-    traces, val_traces, counts = make_traces(config, run, base)
-
     from transformers import AutoTokenizer
 
     from stage1_sft.dataset import encode_all
     from stage1_sft.export import merge
     from stage1_sft.train import train
 
-    tokenizer = AutoTokenizer.from_pretrained(base)
-    examples, too_long = encode_all(traces, tokenizer, config.sft.max_length)
-    val, val_too_long = encode_all(val_traces, tokenizer, config.sft.max_length)
-    if not examples or not val:
-        raise UserError(
-            f"Every trace is longer than sft.max_length ({config.sft.max_length} tokens); raise it or lower "
-            "agent.observation_tokens."
-        )
+    started = time.monotonic()
+    base = resolve(config.model, model_cache(config))
+    with attempt(run.sft, mark):
+        traces, val_traces, counts = make_traces(config, run, base)
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        examples, too_long = encode_all(traces, tokenizer, config.sft.max_length)
+        val, val_too_long = encode_all(val_traces, tokenizer, config.sft.max_length)
+        if not examples or not val:
+            raise UserError(
+                f"Every trace is longer than sft.max_length ({config.sft.max_length} tokens); raise it or lower "
+                "agent.observation_tokens."
+            )
     counts["train"]["too_long"], counts["val"]["too_long"] = too_long, val_too_long
     print(f"sft: {len(examples)} traces to train on, {len(val)} to validate; dropped {counts}", flush=True)
     trained = train(base, examples, val, config, run.sft)

@@ -37,9 +37,12 @@ THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episod
 
 def synthesize(
     questions: Sequence[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
-) -> tuple[list[Trace], Counter[str]]:
-    """Up to `limit` verified traces of the questions in their order, and how many were dropped for which reason."""
+) -> tuple[list[Trace], list[Trace], Counter[str]]:
+    """Up to `limit` verified traces of the questions in their order, others too long for the agent's limits, and how many
+    questions were dropped for which reason, these included.
+    """
     traces: list[Trace] = []
+    too_long: list[Trace] = []
     dropped: Counter[str] = Counter()
     with tqdm(total=min(limit, len(questions)), desc=f"{label} traces", unit="trace") as bar:
         for question in questions:
@@ -49,10 +52,12 @@ def synthesize(
                 trace = verified(question, config, tokenizer)
             except Dropped as reason:
                 dropped[str(reason)] += 1
+                if isinstance(reason, TooLong):
+                    too_long.append(trace)
                 continue
             traces.append(trace)
             bar.update()
-    return traces, dropped
+    return traces, too_long, dropped
 
 
 def verified(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:

@@ -29,7 +29,7 @@ class Dropped(Exception):
 
 
 class TooLong(Dropped):
-    """The trace goes beyond what the agent may write."""
+    """The trace has more or longer turns than the agent may write: of no use for training, but for measuring lengths."""
 
 
 def make_trace(

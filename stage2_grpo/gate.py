@@ -21,14 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shared.cli import carry_out, common_parser
-from shared.config import to_dict
 from shared.errors import UserError
-from shared.evaluation import play_model, read_summary
+from shared.evaluation import evaluation_mark, play_model, read_summary
 from shared.metrics import mean, percent
 from shared.model_folder import check_model_folder
-from shared.prompts import SYSTEM_PROMPT, TOOLS
-from shared.records import Question, read_questions, to_json
-from shared.runs import RunDirectory, begin_stage, fingerprint, question_file, write_json
+from shared.records import Question, read_questions
+from shared.runs import RunDirectory, begin_stage, question_file, write_json
 from shared.samples import outcomes, sample_folders
 from shared.settings import Config, GateConfig
 
@@ -87,7 +85,7 @@ def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
     Raises UserError when not even that one is ready.
     """
     if not config.gate.questions:
-        raise UserError("The gate is off in this profile; give it questions with --set gate.questions=32.")
+        raise UserError("The gate is off (gate.questions is 0); give it questions with --set gate.questions=32.")
     questions = list(read_questions(question_file(run, "train")))[: config.gate.questions]
     found = {}
     for model in models:
@@ -115,16 +113,18 @@ def readiest(found: Mapping[Path, Readiness], gate: GateConfig) -> Path:
 
 def probe_mark(config: Config, model: Path, questions: Sequence[Question]) -> str:
     """Fingerprint of all that the result of a probe depends on; not how fast it is played, nor the thresholds."""
-    settings = to_dict(config)
-    return fingerprint(
-        model=model,
-        questions=[to_json(question) for question in questions],
-        prompts=[SYSTEM_PROMPT, TOOLS],
+    return evaluation_mark(questions, _as_evaluation(config), model=model)
+
+
+def _as_evaluation(config: Config) -> Config:
+    """The settings of an evaluation that samples as the rollouts will."""
+    evaluate = dataclasses.replace(
+        config.evaluate,
         samples=config.gate.samples,
         temperature=config.grpo.temperature,
-        server=[config.vllm.tool_call_parser, config.vllm.max_model_len],
-        **{key: settings[key] for key in ("seed", "agent", "sandbox")},
+        concurrency=config.grpo.concurrency,
     )
+    return dataclasses.replace(config, evaluate=evaluate)
 
 
 def probed(
@@ -143,14 +143,8 @@ def probed(
 
 def probe(config: Config, folder: Path, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
     """Play the questions with the sampling of the rollouts; the figures, and which samples of a question are right."""
-    evaluate = dataclasses.replace(
-        config.evaluate,
-        samples=config.gate.samples,
-        temperature=config.grpo.temperature,
-        concurrency=config.grpo.concurrency,
-    )
     print(f"probing {model}: {len(questions)} training questions x {config.gate.samples} episodes", flush=True)
-    play_model(model, questions, dataclasses.replace(config, evaluate=evaluate), folder)
+    play_model(model, questions, _as_evaluation(config), folder)
     folders = sample_folders(folder, config.gate.samples)
     solved = outcomes(questions, folders)
     summaries = [read_summary(each) for each in folders]

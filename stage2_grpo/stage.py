@@ -245,12 +245,14 @@ def plan_export(config: Config, run: RunDirectory) -> list[str]:
 def plan(config: Config, run: RunDirectory) -> list[str]:
     """What `run` would do, for --dry-run; touches nothing."""
     grpo, gate = config.grpo, config.gate
-    named = os.environ.get("SFT_MODEL_PATH") or grpo.model or f"the checkpoint of {run.sft}"
-    steps = grpo.total_steps or f"all steps of {grpo.epochs} epoch(s)"
+    named = os.environ.get("SFT_MODEL_PATH") or grpo.model
+    there = "" if not named or local_path(named).exists() else " (not there yet)"
+    probe = f"{gate.questions} training questions x {gate.samples} episodes before the first step"
+    steps = f"{grpo.total_steps} steps" if grpo.total_steps else f"all steps of {grpo.epochs} epoch(s)"
     return [
-        f"grpo: start from {named}",
-        f"      gate: {f'{gate.questions} questions x {gate.samples} episodes' if gate.questions else 'off'}",
-        f"      {steps}, {grpo.train_batch_size} questions x {grpo.rollouts_per_question} episodes a step",
+        f"grpo: start from {named or f'the checkpoint of {run.sft}'}{there}",
+        f"      gate: {probe if gate.questions else 'off (gate.questions is 0; --set gate.questions=32 turns it on)'}",
+        f"      {steps}, each of {grpo.train_batch_size} questions x {grpo.rollouts_per_question} episodes",
         f"      questions {run.data / 'train.jsonl'}, validation {run.data / 'val.jsonl'}",
         f"      writes {run.grpo}: checkpoints/, logs/, metrics.jsonl, episodes.jsonl, model/, {runs.MANIFEST}",
     ]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.config import PROFILES
+from shared.settings import PROFILES
 
 REPO = Path(__file__).resolve().parents[1]
 FOLDERS = ("bench", "data", "shared", "stage1_sft", "stage2_grpo")

@@ -111,6 +111,13 @@ def test_from_forgets_that_stage_and_all_later_ones(options: list[str], director
     assert not directory.evaluation("grpo").exists()
 
 
+def test_from_moves_nothing_when_a_path_is_wrong(options: list[str], directory: RunDirectory, tmp_path: Path) -> None:
+    run_pipeline.run([*options, "--only", "data"])
+    with pytest.raises(UserError, match=r"data\.avoid: there is no .*typo"):
+        run_pipeline.run([*options, "--from", "data", "--set", f"data.avoid={tmp_path / 'typo'}"])
+    assert read_manifest(directory.data)
+
+
 def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +143,7 @@ def test_two_runners_do_not_share_a_run(options: list[str], directory: RunDirect
         (["--set", "sft.epoch=1"], "did you mean sft.epochs?"),
         (["--only", "training"], "invalid choice: 'training'"),
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["--profile", "tpu"], "'tpu' does not exist"),
+        (["--profile", "tpu"], "invalid choice: 'tpu' (choose from"),
         (["--run-name", "../x"], "may hold only letters"),
         (["cehck"], "unrecognized arguments: cehck"),
     ],
@@ -148,8 +155,10 @@ def test_wrong_options_end_in_a_sentence_and_status_2(arguments: list[str], mess
     assert "Traceback" not in ended.stderr
 
 
-def test_help_names_the_commands() -> None:
-    shown = subprocess.run([*RUNNER, "--help"], capture_output=True, text=True, check=True).stdout
+@pytest.mark.parametrize("python", [["-S"], []], ids=["before set-up", "after it"])
+def test_help_names_the_commands_and_options(python: list[str]) -> None:
+    command = [sys.executable, *python, *RUNNER[1:], "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for word in ("check", "setup", "--from", "--only", "base-eval", "--dry-run"):
         assert word in shown
 

@@ -17,13 +17,13 @@ import pytest
 import run_pipeline
 from shared.runs import RunDirectory, read_manifest
 from shared.usage import read_usage
+from tests.beside import REAL_DATA
 from tests.processes import of_run
 from tests.stage2_grpo.small_run import taught_model
 
 pytestmark = pytest.mark.slow
 
 REPO = Path(__file__).resolve().parents[1]
-SPIDER = REPO / ".." / "shared" / "realdata" / "spider_sample"
 SETTINGS = {
     "data.questions_per_database": 10,
     "agent.max_turns": 5,
@@ -62,8 +62,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def command(directory: RunDirectory) -> list[str]:
     settings = SETTINGS | {"runs_dir": directory.path.parent, "model": directory.path.parents[1] / "tiny"}
-    if SPIDER.exists():
-        settings["data.spider_dir"] = SPIDER.resolve()
+    if REAL_DATA.exists():
+        settings["data.spider_dir"] = REAL_DATA / "spider_sample"
     options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *options]
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.cli import run_main
 from shared.prompts import TOOLS
 from shared.tool_calls.cases import run_cases
 from shared.tool_calls.report import write_table
@@ -23,6 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     try:
         return _check(args.cases, args.stream) if args.cases else _report(args.report, args.out)
+    except BrokenPipeError:  # of the output, not the file
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"{args.cases or args.report} cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
         return 2
@@ -41,4 +44,4 @@ def _report(path: Path, out: Path | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_main(lambda: sys.exit(main()))

@@ -59,8 +59,8 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def sources(run: RunDirectory) -> list[Path]:
-    """The traces and recorded episodes that a run has."""
-    files = [run.sft / "traces.jsonl", run.sft / "val_traces.jsonl"]
+    """The traces, also those that the limits leave out, and the recorded episodes that a run has."""
+    files = [run.sft / f"{name}{kind}.jsonl" for name in ("traces", "val_traces") for kind in ("", ".too_long")]
     # Not the base model's: its episodes end without a call.
     files += [run.evaluation(who) / "episodes.jsonl" for who in ("sft", "grpo")]
     return [file for file in files if file.exists() and file.stat().st_size]
@@ -96,7 +96,7 @@ def _make_traces(args: argparse.Namespace) -> None:
     options += ["--profile", args.profile] if args.profile else []
     options += [part for override in args.overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "stage1_sft", "--traces-only", *options]
-    if subprocess.run(command, stdout=sys.__stderr__).returncode != 0:
+    if subprocess.run(command, stdout=sys.__stderr__).returncode != 0 and not sources(resolve(args)[1]):
         raise UserError("Stage 1 could not make the traces to measure; see its message above.")
 
 

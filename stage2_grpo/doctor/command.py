@@ -24,11 +24,11 @@ QUICK: tuple[Check, ...] = (  # under three seconds together, no torch
     packages.check_python,
     packages.check_packages,
     packages.check_plugins,
+    checkpoint.check_merged,  # before those that would say of damaged weights only that they cannot look
     machine.check_gpu,
     machine.check_disk,
     machine.check_memory,
     machine.check_endpoints,
-    checkpoint.check_merged,
     checkpoint.check_template,
     arithmetic.check_names,
     arithmetic.check_batches,
@@ -82,13 +82,18 @@ def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
 
 
 def examine(case: Case, checks: Iterable[Check]) -> Iterator[Finding]:
-    """The findings of all checks in order; what a check cannot look at is a finding, too."""
+    """The findings of all checks in order; what keeps checks from looking is a finding, too, once."""
+    said: set[str] = set()
     for check in checks:
         try:
-            yield from check(case)
+            for finding in check(case):
+                said.add(finding.what)
+                yield finding
         except (UserError, OSError) as problem:
-            name = check.__name__.removeprefix("check_")
-            yield error(name, str(problem), why="this could not be examined.", fix="mend what the message names.")
+            if str(problem) not in said:
+                name = check.__name__.removeprefix("check_")
+                yield error(name, str(problem), why="this could not be examined.", fix="mend what the message names.")
+            said.add(str(problem))
 
 
 def before_run(config: Config, run: RunDirectory, model: Path, train: Sequence[Question]) -> None:

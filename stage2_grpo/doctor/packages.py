@@ -20,7 +20,6 @@ Installed = Callable[[str], str | None]
 _PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
 _DIRECT = re.compile(r"^([\w.-]+)(?:[=<>][^#;\n]*)?(?:#\s*(.*))?$", re.MULTILINE)
 _PLUGINS = {"gpu": ("qwen25_coder",), "cpu": ("qwen25_coder", "firstcall_cpu")}
-_PARSERS = ("qwen25_coder", "hermes")
 _WHY = "Agent Lightning, VERL, vLLM and torch fit together only in certain versions, and this set is the tested one."
 
 
@@ -98,13 +97,6 @@ def check_plugins(case: Case, environment: Mapping[str, str] = os.environ) -> It
             f"The environment variable VLLM_PLUGINS={allowed!r} keeps vLLM from loading {shut_out[0]}.",
             why="the rollout server would not know the tool-call parser, and no call would be seen.",
             fix=f"unset VLLM_PLUGINS, or set it to {','.join(wanted)}.",
-        )
-    elif case.config.vllm.tool_call_parser not in _PARSERS:
-        yield warning(
-            name,
-            f"vllm.tool_call_parser is {case.config.vllm.tool_call_parser!r}, not {' or '.join(_PARSERS)}.",
-            why="only these two read the calls that stage 1 teaches and are tested here.",
-            fix="--set vllm.tool_call_parser=qwen25_coder",
         )
     else:
         yield ok(name, f"vLLM loads {' and '.join(wanted)}")

@@ -98,7 +98,7 @@ def _not_started(case: Case, problem: str) -> Finding:
             "parser",
             f"vLLM knows no tool parser {case.config.vllm.tool_call_parser!r}.",
             why="the rollout server would not start.",
-            fix="set vllm.tool_call_parser to qwen25_coder or hermes, and install the project in this environment.",
+            fix="install the project in this environment: `python run_pipeline.py setup`.",
         )
     return error(
         "server",

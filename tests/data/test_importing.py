@@ -19,9 +19,9 @@ from data.sources import find_source
 from data.spider import load
 from shared.errors import UserError
 from shared.records import read_questions
+from tests.beside import REAL_DATA, needs_real_data
 from tests.data.conftest import ROOT, settings
 
-REAL = ROOT / ".." / "shared" / "realdata"
 CONFIG = settings()
 GOOD = {"database": "pets", "question": "How many pets?", "sql": "SELECT count(*) FROM pets"}
 
@@ -82,7 +82,7 @@ def test_bird_layout_keeps_evidence_and_difficulty(tmp_path: Path) -> None:
     assert (question.difficulty, question.db_id) == ("hard", "pets")
 
 
-def test_what_was_imported_can_be_prepared(tmp_path: Path) -> None:
+def test_what_was_imported_can_be_prepared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = database(tmp_path / "pets.sqlite")
     before = path.read_bytes()
     rows = [
@@ -90,8 +90,8 @@ def test_what_was_imported_can_be_prepared(tmp_path: Path) -> None:
         for i in range(60)
     ]
     importing.write(checked(jsonl(tmp_path, *rows)), tmp_path / "out", skip=False)
-    overrides = (f"data.spider_dir={tmp_path / 'out'}", "data.unseen_databases=0", "data.copies=0")
-    counts = prepare(settings(*overrides), tmp_path / "prepared")
+    counts = prepare(settings(f"data.spider_dir={tmp_path / 'out'}", "data.copies=0"), tmp_path / "prepared")
+    assert "0 of 1 databases held out for tests" in capsys.readouterr().out
     for_evaluation = list(read_questions(tmp_path / "out" / "questions.jsonl"))
     assert for_evaluation == load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False).questions
     assert sum(counts["questions"].values()) == 60
@@ -158,6 +158,19 @@ def test_bad_rows_are_listed_and_stop_or_are_skipped(
         importing.write(result, tmp_path / "out", skip=True)
 
 
+def test_a_wrong_header_is_reported_once_and_nothing_usable_is_no_success(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = tmp_path / "questions.csv"
+    file.write_text("Question,SQL,database\n" + "How many?,SELECT count(*) FROM pets,pets\n" * 20)
+    reason = (
+        'it has no text under "question", only under Question, SQL, database; a row needs question, sql and database'
+    )
+    assert checked(file).report().count(reason) == 1
+    assert f"questions.csv:2 and 19 more: {reason}" in checked(file).report()
+    with pytest.raises(UserError, match="No row can be used"):
+        importing.main([str(file), "--check", "--config", str(ROOT / "pipeline.yaml")])
+
+
 def test_two_databases_of_one_name_stay_apart(tmp_path: Path) -> None:
     paths = [database(tmp_path / folder / "pets.sqlite", rows) for folder, rows in (("a", 1), ("b", 2))]
     rows = [GOOD | {"database": str(path), "question": f"How many in {path.parent.name}?"} for path in paths]
@@ -200,10 +213,10 @@ def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> Non
     assert (refused.returncode, "needs --out FOLDER" in refused.stderr) == (2, True)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the real data sets are not beside the repository")
+@needs_real_data
 @pytest.mark.parametrize(
     ("source", "usable", "unusable"), [("spider_sample", 575, 0), ("defog_sample", 183, 0), ("bird_sample", 0, 284)]
 )
 def test_the_given_data_sets_are_read(source: str, usable: int, unusable: int) -> None:
-    result = checked(REAL / source)
+    result = checked(REAL_DATA / source)
     assert (len(result.rows), len(result.findings["unusable"])) == (usable, unusable)

@@ -11,9 +11,9 @@ from data.spider import load
 from data.splits import leakage_check
 from shared.errors import UserError
 from shared.records import read_questions
-from tests.data.conftest import ROOT, SpiderWriter, settings
+from tests.beside import REAL_DATA, needs_real_data
+from tests.data.conftest import SpiderWriter, settings
 
-REAL = ROOT / ".." / "shared" / "realdata" / "spider_sample"
 GOOD = {"db_id": "pets", "question": "How many pets?", "query": "SELECT count(*) FROM pets"}
 SANDBOX = settings().sandbox
 
@@ -131,9 +131,9 @@ def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
         load(tmp_path, SANDBOX, skip_bad_rows=False)
 
 
-@pytest.mark.skipif(not REAL.is_dir(), reason="the Spider sample is not on this machine")
+@needs_real_data
 def test_the_real_spider_sample_is_split_without_leak(tmp_path: Path) -> None:
-    counts = prepare(settings(f"data.spider_dir={REAL}", "data.copies=0"), tmp_path)
+    counts = prepare(settings(f"data.spider_dir={REAL_DATA / 'spider_sample'}", "data.copies=0"), tmp_path)
     splits = [list(read_questions(tmp_path / f"{name}.jsonl")) for name in ("train", "val", "test")]
     assert sum(map(len, splits)) == 575
     assert len(counts["databases"]) == 11

@@ -54,6 +54,21 @@ def test_a_finished_stage_is_skipped_until_a_setting_changes(
     assert (directory.data / MANIFEST).stat().st_mtime_ns != before
 
 
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [(None, r"data\.avoid: there is no"), ("{}\n", r"data\.avoid: no question can be read .*:1\) because")],
+)
+def test_a_wrong_data_avoid_leaves_what_was_prepared(tmp_path: Path, rows: str | None, says: str) -> None:
+    directory, file = RunDirectory(tmp_path / "run"), tmp_path / "other.jsonl"
+    run(settings(*SMALL), directory)
+    before = read_manifest(directory.data)
+    if rows:
+        file.write_text(rows)
+    with pytest.raises(UserError, match=says):
+        run(settings(*SMALL, f"data.avoid={file}"), directory)
+    assert read_manifest(directory.data) == before
+
+
 def test_a_deleted_database_is_made_again(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     run(settings(*SMALL), directory)

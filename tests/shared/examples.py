@@ -14,7 +14,6 @@ from shared.settings import SandboxConfig
 from shared.tokens import Tokenizer
 
 LIMITS = SandboxConfig(timeout_seconds=0.5, max_rows=20, max_compare_rows=1000, max_result_bytes=100_000)
-REAL_DATA = Path(__file__).resolve().parents[2] / ".." / "shared" / "realdata"
 
 SCHEMA = """
 CREATE TABLE customers (customer_id INTEGER PRIMARY KEY, full_name TEXT NOT NULL, city TEXT);

@@ -17,7 +17,8 @@ from shared.database import Database
 from shared.errors import UserError
 from shared.judges.spider import spider_ex, spider_match
 from shared.settings import SandboxConfig
-from tests.shared.examples import LIMITS, REAL_DATA, insurance, insurance_file
+from tests.beside import REAL_DATA, needs_real_data
+from tests.shared.examples import LIMITS, insurance, insurance_file
 
 LARGE = SandboxConfig(timeout_seconds=10, max_rows=200, max_compare_rows=20_000, max_result_bytes=4_000_000)
 GOLDS = ["SELECT note FROM claims WHERE amount > 100", "SELECT full_name FROM customers WHERE city = 'Bern'"]
@@ -143,7 +144,7 @@ def test_values_that_queries_compare_with_are_found() -> None:
     assert compared_values(queries) == {"a": [3, "z"], "b": ["x"], "c": [1.5, "y"], "z": ["z"]}
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="the real data sets are not beside the repository")
+@needs_real_data
 def test_copies_catch_most_of_what_the_official_test_suite_catches(tmp_path: Path) -> None:
     cases = [json.loads(line) for line in (REAL_DATA / "evaluator_cases.jsonl").read_text("utf-8").splitlines()]
     cases = [case for case in cases if case["spider_exec"]]

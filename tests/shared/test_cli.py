@@ -1,6 +1,7 @@
 """The common command line: exit codes, interruption, run names."""
 
 import argparse
+import os
 import re
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.cli import check_name, common_parser, resolve, run_main
+from shared.cli import READER_GONE, check_name, common_parser, resolve, run_main
 from shared.errors import UserError
 
 REPO = Path(__file__).resolve().parents[2]
@@ -66,6 +67,29 @@ def test_a_bug_keeps_its_traceback() -> None:
     ended = run("def main(): raise KeyError('x')")
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize("work", ["print(*range(99999), sep='\\n')", "print('short')", "print('short'); sys.exit(3)"])
+def test_output_that_nobody_reads_any_more_ends_the_command_without_a_word(work: str) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    code = f"import sys\nfrom shared.cli import run_main\ndef main(): {work}\nrun_main(main)"
+    ended = subprocess.run([sys.executable, "-c", code], cwd=REPO, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (READER_GONE, "")
+
+
+def test_a_pipe_that_breaks_elsewhere_is_a_bug() -> None:
+    ended = run("def main(): raise BrokenPipeError('a socket')")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+
+
+@pytest.mark.parametrize("module", ["data", "stage1_sft", "stage2_grpo"])
+def test_another_python_is_told_which_one_to_use(module: str) -> None:
+    ended = subprocess.run([sys.executable, "-S", "-m", module], cwd=REPO, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: This Python .* lacks the package \w+; use .*\.venv/bin/python, .*\n", ended.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

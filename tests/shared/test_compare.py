@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from shared.compare import execution_match, gold_is_ordered
 from shared.database import Database, QueryResult, SqlError
 from shared.settings import SandboxConfig
-from tests.shared.examples import REAL_DATA
+from tests.beside import REAL_DATA, needs_real_data
 
 
 def result(*rows: tuple[Any, ...], truncated: bool = False, width: int | None = None) -> QueryResult:
@@ -144,7 +144,7 @@ def test_large_results_are_compared_quickly(kind: str) -> None:
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="the real data sets are not beside the repository")
+@needs_real_data
 def test_verdicts_differ_from_spiders_only_where_the_rules_differ() -> None:
     limits = SandboxConfig(timeout_seconds=10, max_rows=200, max_compare_rows=20000, max_result_bytes=4_000_000)
     cases = [json.loads(line) for line in (REAL_DATA / "evaluator_cases.jsonl").read_text("utf-8").splitlines()]

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from shared.config import PROFILES, load_config, setting_types, to_dict
+import shared.config
+from shared.config import load_config, setting_types, to_dict
 from shared.errors import UserError
+from shared.settings import PROFILES
 
 REPO = Path(__file__).resolve().parents[2]
 PIPELINE = REPO / "pipeline.yaml"
@@ -82,8 +84,18 @@ def test_a_text_setting_takes_text_that_looks_like_a_number() -> None:
         ("grpo.nodes=2", "start a Ray cluster and give its address as grpo.ray_address"),
         ("vllm.tensor_parallel=2", r"must divide all GPUs \(grpo.nodes x grpo.gpus_per_node = 1\)"),
         ("grpo.job_template=job.yaml", "needs grpo.gateway_url"),
-        ("sandbox.timeout_seconds=1e10", "may be at most 1e.06 seconds"),
-        ("runs_dir=", "runs_dir is empty"),
+        ("sandbox.timeout_seconds=1e10", "may be at most 1,000,000"),
+        ("data.copies=1000000", "data.copies is 1000000; it may be at most 100"),
+        ("sft.epochs=1000000", "may be at most 1,000"),
+        ("runs_dir=", "runs_dir is empty; it needs a value"),
+        ("runs_dir=null", "runs_dir is empty"),
+        ("model=", "model is empty"),
+        ("vllm.tool_call_parser=qwen", "is 'qwen'; choose one of qwen25_coder, hermes"),
+        ("teacher.endpoint=foo", "teacher.endpoint is 'foo'; write an address like http://"),
+        ("grpo.gateway_url=foo", "grpo.gateway_url is 'foo'; write an address like http://"),
+        ("grpo.ray_address=auto", "write host:port of the cluster's head node"),
+        ("grpo.ray_address=:6379", "write host:port"),
+        ("grpo.agent=my_agent", "write module:function"),
         ("sft=3", "--set sft: there is no such setting"),
         ("zzzzzzzz=3", r"there is no such setting\.$"),
     ],
@@ -134,6 +146,12 @@ def test_every_setting_has_a_comment_or_speaks_for_itself() -> None:
     leaves = {f"{k}.{leaf}" for k, v in document.items() if isinstance(v, dict) for leaf in v}
     leaves |= {key for key, value in document.items() if not isinstance(value, dict)}
     assert leaves == set(setting_types())
+
+
+def test_every_number_has_bounds() -> None:
+    numbers = {key for key, kind in setting_types().items() if kind in (int, float)}
+    by_themselves = {"grpo.rollouts_per_question", "grpo.test_every", "gate.samples"}
+    assert numbers == {*shared.config._POSITIVE, *shared.config._NOT_NEGATIVE, *shared.config._SHARES, *by_themselves}
 
 
 def test_the_config_becomes_plain_values() -> None:

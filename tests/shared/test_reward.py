@@ -15,7 +15,8 @@ from shared.errors import UserError
 from shared.records import Episode, Question, StopReason, ToolCall, Turn
 from shared.reward import EMPTY_GOLD_REWARD, GoldCache, Reward, judge, self_test
 from shared.settings import GrpoConfig
-from tests.shared.examples import LIMITS, REAL_DATA, insurance, insurance_file
+from tests.beside import REAL_DATA, needs_real_data
+from tests.shared.examples import LIMITS, insurance, insurance_file
 
 GRPO: GrpoConfig = load_config(Path(__file__).resolve().parents[2] / "pipeline.yaml", "cpu").grpo
 COUNT = "SELECT count(*) FROM claims"
@@ -222,7 +223,7 @@ def test_cheating_earns_no_more_than_an_honest_mistake(cheat: str, tmp_path: Pat
     assert cheated.total <= honest.total < EMPTY_GOLD_REWARD
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="the real data sets are not beside the repository")
+@needs_real_data
 def test_every_gold_of_the_spider_sample_passes_the_self_test() -> None:
     rows = json.loads((REAL_DATA / "spider_sample/dev.json").read_text("utf-8"))[::5]
     folder = REAL_DATA / "spider_sample/database"

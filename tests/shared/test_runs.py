@@ -9,6 +9,7 @@ from shared.errors import UserError
 from shared.runs import (
     MANIFEST,
     RunDirectory,
+    attempt,
     begin_stage,
     fingerprint,
     finish_stage,
@@ -78,6 +79,18 @@ def test_a_stage_killed_while_it_opened_its_folder_opens_it_again(tmp_path: Path
     (tmp_path / "grpo" / "started.json.partial").write_text('{"finger')
     begin_stage(tmp_path / "grpo", "a")
     assert [file.name for file in (tmp_path / "grpo").iterdir()] == ["started.json"]
+
+
+def test_an_attempt_whose_inputs_are_refused_leaves_what_was_finished_before(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "sft", "a")
+    finish_stage(tmp_path / "sft", "a", seconds=1, outputs={})
+    with pytest.raises(UserError), attempt(tmp_path / "sft", "b"):
+        raise UserError("The teacher does not answer.")
+    assert finished(tmp_path / "sft", "a")
+    with pytest.raises(KeyboardInterrupt), attempt(tmp_path / "sft", "b"):
+        raise KeyboardInterrupt
+    assert read_manifest(tmp_path / "sft") is None
+    assert finished(tmp_path / "sft.old", "a")
 
 
 @pytest.mark.parametrize("text", ["", '{"fingerprint": ', "[1]"])

@@ -13,10 +13,10 @@ from shared.prompts import TOOLS
 from shared.records import Episode, StopReason, Turn, to_json, write_jsonl
 from shared.tool_calls.__main__ import main
 from shared.tool_calls.report import conformance, side_by_side, texts_of
+from tests.beside import PARSER_CASES, needs_parser_cases
 from tests.shared.tool_call_examples import COLUMNS_JSON, TAGGED
 
 ROOT = Path(__file__).resolve().parents[2]
-CASES = ROOT / ".." / "shared" / "parser_cases" / "format_cases.jsonl"
 CASE = {
     "id": "one", "output": f"So.\n{TAGGED}", "tools": ["get_columns"], "expect_content": "So.",
     "expect_calls": [{"name": "get_columns", "arguments": {"table": "claims"}}],
@@ -28,10 +28,10 @@ def written(path: Path, *rows: object) -> str:
     return str(path)
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the case file is not here")
+@needs_parser_cases
 @pytest.mark.parametrize("options", [[], ["--stream"]])
 def test_all_known_cases_are_read_as_expected(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--cases", str(CASES), *options]) == 0
+    assert main(["--cases", str(PARSER_CASES), *options]) == 0
     assert capsys.readouterr().out == "calls 93/93 negatives 27/27\n"
 
 

@@ -14,7 +14,8 @@ import pytest
 from shared import evaluate
 from shared.errors import UserError
 from shared.judges.verdicts import compare_verdicts
-from tests.shared.examples import REAL_DATA, insurance_file
+from tests.beside import REAL_DATA, needs_real_data
+from tests.shared.examples import insurance_file
 
 COUNT = "SELECT count(*) FROM customers"
 RIGHT = {"spider_exec": True, "bird_ex": True, "spider_testsuite": True}
@@ -115,7 +116,7 @@ def test_the_command_ends_with_the_agreements(
         evaluate.main()
 
 
-@pytest.mark.skipif(not REAL_DATA.exists(), reason="the real data sets are not beside the repository")
+@needs_real_data
 @pytest.mark.parametrize("with_suite", [False, True])
 def test_all_recorded_verdicts_are_reproduced(with_suite: bool, tmp_path: Path) -> None:
     lines = (REAL_DATA / "evaluator_cases.jsonl").read_text("utf-8").splitlines()

@@ -17,9 +17,9 @@ import pytest
 from shared.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import parse, render_turn
+from tests.beside import PARSER_CASES, needs_parser_cases
 from tests.shared.examples import tiny_tokenizer
 
-CASES = Path(__file__).resolve().parents[2] / ".." / "shared" / "parser_cases" / "format_cases.jsonl"
 pytestmark = pytest.mark.slow
 
 SEARCH = ToolCall("search_schema", {"query": "Schäden"})
@@ -139,9 +139,9 @@ def test_streaming_adds_up_to_the_whole_answer_however_it_is_cut(plugin: Any, to
         assert collected(stream(plugin, tokenizer, pieces)) == expected, pieces
 
 
-@pytest.mark.skipif(not CASES.exists(), reason="the case file is not here")
+@needs_parser_cases
 def test_streaming_adds_up_to_the_whole_answer_for_every_known_case(plugin: Any, tokenizer: Any) -> None:
-    for line in CASES.read_text(encoding="utf-8").splitlines():
+    for line in PARSER_CASES.read_text(encoding="utf-8").splitlines():
         text = json.loads(line)["output"]
         parsed = parse(text, TOOLS)
         expected = parsed.content, [(call.name, call.arguments) for call in parsed.calls]

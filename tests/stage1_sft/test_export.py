@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 from shared.errors import UserError  # noqa: E402
 from shared.model_folder import TEMPLATE_FILE, check_model_folder, publish, tool_template  # noqa: E402
 from stage1_sft import export  # noqa: E402
-from stage1_sft.export import adapter_base, merge  # noqa: E402
+from stage1_sft.export import merge  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
 
@@ -87,14 +87,6 @@ def test_a_failure_while_publishing_leaves_the_old_folder(tmp_path: Path) -> Non
     with pytest.raises(FileNotFoundError), publish(tmp_path / "model") as partial:
         (partial / "no_such_folder" / "new").touch()
     assert [path.name for path in tmp_path.rglob("*")] == ["model", "old"]
-
-
-def test_a_folder_that_is_no_adapter_is_named(tmp_path: Path, base: Path) -> None:
-    with pytest.raises(UserError, match="not a LoRA adapter"):
-        adapter_base(base)
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
-        adapter_base(tmp_path)
 
 
 def test_the_merge_command_writes_a_whole_model_and_refuses_to_overwrite(tmp_path: Path, base: Path) -> None:

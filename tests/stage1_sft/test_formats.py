@@ -23,7 +23,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Trace]:
     """Traces with parallel calls, of which some show a mistake."""
     config = settings("sft.wrong_turn_share=0.5", "sft.parallel_share=0.999", "sft.search_miss_share=0")
     rows = questions(tmp_path_factory.mktemp("data"))
-    made, _ = synthesize(rows, limit=100, config=config, tokenizer=tiny_tokenizer(), label="test")
+    made, *_ = synthesize(rows, limit=100, config=config, tokenizer=tiny_tokenizer(), label="test")
     return made
 
 

@@ -1,11 +1,14 @@
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from shared.errors import UserError
-from shared.model_folder import check_model_folder
+from shared.model_folder import adapter_base, check_model_folder
 from stage1_sft.base_model import BUILT_IN, planned_folder, resolve
+from tests.stage1_sft.examples import ROOT
 
 
 def _folder(path: Path, *names: str) -> Path:
@@ -54,9 +57,32 @@ def test_a_damaged_index_counts_as_missing_weights(tmp_path: Path, index: str) -
         check_model_folder(folder)
 
 
-def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="neither a folder, nor a hub id"):
-        resolve("no_such_folder", tmp_path)
+@pytest.mark.parametrize("name", ["no_such_folder", "./no_such_folder"])
+def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path, name: str) -> None:
+    for find in (resolve, planned_folder):
+        with pytest.raises(UserError, match="neither a folder, nor a hub id"):
+            find(name, tmp_path)
+
+
+def test_a_folder_that_is_no_adapter_is_named_at_once(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-X",
+        "importtime",
+        "-m",
+        "stage1_sft",
+        "merge",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "x"),
+    ]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert "not a LoRA adapter" in ended.stderr
+    assert " torch\n" not in ended.stderr
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors"):
+        adapter_base(tmp_path)
 
 
 def test_planning_touches_nothing(tmp_path: Path) -> None:

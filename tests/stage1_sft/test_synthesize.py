@@ -7,7 +7,8 @@ from shared.errors import UserError
 from shared.tokens import Tokenizer
 from stage1_sft.synthesize import build, synthesize
 from stage1_sft.traces import Dropped, Trace, verify
-from tests.shared.examples import REAL_DATA, insurance_file, tiny_tokenizer
+from tests.beside import REAL_DATA, needs_real_data
+from tests.shared.examples import insurance_file, tiny_tokenizer
 from tests.stage1_sft.examples import JOIN, calls, questions, settings, with_gold
 
 
@@ -17,7 +18,7 @@ def tokenizer() -> Tokenizer:
 
 
 def _traces(folder: Path, tokenizer: Tokenizer, *overrides: str) -> list[Trace]:
-    traces, dropped = synthesize(
+    traces, _, dropped = synthesize(
         questions(folder), limit=100, config=settings(*overrides), tokenizer=tokenizer, label="test"
     )
     assert not dropped
@@ -144,15 +145,16 @@ def test_a_trace_whose_last_query_misses_the_gold_is_refused(tmp_path: Path, tok
 )
 def test_a_gold_that_cannot_be_taught_is_counted(tmp_path: Path, tokenizer: Tokenizer, sql: str, reason: str) -> None:
     broken = with_gold(questions(tmp_path)[0], sql)
-    traces, dropped = synthesize([broken], limit=5, config=settings(), tokenizer=tokenizer, label="test")
+    traces, _, dropped = synthesize([broken], limit=5, config=settings(), tokenizer=tokenizer, label="test")
     assert not traces
     assert dropped == {reason: 1}
 
 
 def test_a_turn_that_the_agent_could_not_write_is_dropped(tmp_path: Path, tokenizer: Tokenizer) -> None:
     config, question = settings(*PLAIN, "agent.max_turn_tokens=60"), questions(tmp_path)[3]
-    with pytest.raises(Dropped, match="max_turn_tokens"):
-        verify(build(question, config, tokenizer), question, config, tokenizer)
+    kept, too_long, dropped = synthesize([question], limit=1, config=config, tokenizer=tokenizer, label="test")
+    assert (kept, dropped) == ([], {"a turn longer than agent.max_turn_tokens": 1})
+    assert [trace["id"] for trace in too_long] == [question.id]
 
 
 def test_a_missing_database_is_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -162,12 +164,10 @@ def test_a_missing_database_is_named(tmp_path: Path, tokenizer: Tokenizer) -> No
         build(question, settings(), tokenizer)
 
 
+@needs_real_data
 def test_spider_golds_become_traces(tokenizer: Tokenizer) -> None:
     from data.spider import load
 
-    folder = REAL_DATA / "spider_sample"
-    if not folder.exists():
-        pytest.skip("the Spider sample is not on this machine")
-    rows = load(folder, settings().sandbox, skip_bad_rows=True).questions[:60]
-    traces, dropped = synthesize(rows, limit=60, config=settings(), tokenizer=tokenizer, label="spider")
+    rows = load(REAL_DATA / "spider_sample", settings().sandbox, skip_bad_rows=True).questions[:60]
+    traces, _, dropped = synthesize(rows, limit=60, config=settings(), tokenizer=tokenizer, label="spider")
     assert len(traces) >= 58, dropped

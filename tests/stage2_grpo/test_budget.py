@@ -212,6 +212,17 @@ def test_the_command_prints_shares_cards_and_settings(tmp_path: Path, capsys: py
     assert [card["gib"] for card in values["cards"]] == [16, 24, 40, 80]
 
 
+def test_traces_that_the_limits_leave_out_are_measured_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = run_with_traces(tmp_path)
+    sft = tmp_path / "runs" / "main" / "sft"
+    long = {"id": "q9", "messages": conversation("SELECT " + ", ".join(["city"] * 300)), "tools": json.dumps(TOOLS)}
+    write_jsonl(sft / "traces.too_long.jsonl", [long])
+    command.main(["--json", "--share", "1", *options])
+    values = json.loads(capsys.readouterr().out)
+    assert (values["episodes"], values["overflow_now"]["answers"]) == (3, pytest.approx(1 / 3))
+    assert values["set"]["agent.max_turn_tokens"] > 300
+
+
 def test_an_impossible_share_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--share is 1\.5"):
         command.main(["--share", "1.5", *run_with_traces(tmp_path)])

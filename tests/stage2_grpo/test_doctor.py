@@ -130,8 +130,6 @@ FAULTS: dict[str, tuple[Callable[[Case], Iterable[Finding]], str, Severity, str]
         lambda case: checkpoint.check_template(
             with_template(case, lambda text: text.replace("<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "\\n' }}\n    {%- elif message.role == 'tool'"))),
         "template", WARNING, "does not end a turn"),
-    "an untested parser": (
-        lambda case: packages.check_plugins(with_settings(case, "vllm.tool_call_parser=xlam")), "plugins", WARNING, "xlam"),
     "a broken template": (
         lambda case: checkpoint.check_template(with_template(case, lambda text: text + "{% if %}")),
         "template", ERROR, "cannot be compiled"),
@@ -198,6 +196,11 @@ def test_a_finding_says_how_long_it_took() -> None:
     assert slow.seconds >= 0.2 > quick.seconds
     assert [*as_lines(dataclasses.replace(slow, seconds=61.4))] == ["ok       slow         well [61 s]"]
     assert [*as_lines(quick)] == ["ok       quick        well"]
+
+
+def test_damaged_weights_are_reported_once(case: Case) -> None:
+    findings = command.examine(without_weights_tail(case), command.QUICK)
+    assert [finding.check for finding in findings if "is damaged" in finding.what] == ["checkpoint"]
 
 
 def test_a_gateway_left_behind_is_found(case: Case, gateway: Gateway) -> None:

@@ -79,10 +79,9 @@ def test_without_a_cluster_everything_stays_on_loopback(tmp_path: Path) -> None:
     assert environment["VLLM_HOST_IP"] == environment["MASTER_ADDR"] == "127.0.0.1"
 
 
-@pytest.mark.parametrize("address", ["auto", "host", "host:", ":6379", "no such host:6379"])
-def test_a_ray_address_that_is_none_is_named(address: str) -> None:
-    with pytest.raises(UserError, match=r"grpo\.ray_address"):
-        address_towards(address)
+def test_a_ray_address_that_cannot_be_reached_is_named() -> None:
+    with pytest.raises(UserError, match=r"grpo\.ray_address names no such host, which cannot be reached"):
+        address_towards("no such host:6379")
 
 
 @pytest.mark.parametrize(("gpus", "fits"), [([1, 1], True), ([4, 0, 2], True), ([8], False), ([1, 0], False)])

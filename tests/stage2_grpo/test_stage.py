@@ -50,6 +50,14 @@ def with_data(run: RunDirectory) -> Path:
     return finished_stage1(run)
 
 
+def test_the_plan_says_what_is_missing_and_how_to_turn_on_the_gate(run: RunDirectory) -> None:
+    config = load_config(PIPELINE, "cpu", ["grpo.model=nowhere"])
+    start, gate, steps, *_ = stage.plan(config, run)
+    assert start == "grpo: start from nowhere (not there yet)"
+    assert "off (gate.questions is 0; --set gate.questions=32 turns it on)" in gate
+    assert steps.strip() == "4 steps, each of 3 questions x 4 episodes"
+
+
 def test_sft_model_path_wins(
     config: Config, run: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
