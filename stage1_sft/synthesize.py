@@ -53,7 +53,7 @@ def synthesize(
             except Dropped as reason:
                 dropped[str(reason)] += 1
                 if isinstance(reason, TooLong):
-                    too_long.append(trace)
+                    too_long.append(reason.trace)
                 continue
             traces.append(trace)
             bar.update()

@@ -29,7 +29,11 @@ class Dropped(Exception):
 
 
 class TooLong(Dropped):
-    """The trace has more or longer turns than the agent may write: of no use for training, but for measuring lengths."""
+    """`trace` has more or longer turns than the agent may write: of no use for training, but for measuring lengths."""
+
+    def __init__(self, reason: str, trace: Trace) -> None:
+        super().__init__(reason)
+        self.trace = trace
 
 
 def make_trace(
@@ -54,7 +58,7 @@ def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenize
     """
     database = Database(question.database, config.sandbox)
     toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
-    _check_limits(trace["messages"], config, tokenizer)
+    _check_limits(trace, config, tokenizer)
     messages, submitted = iter(trace["messages"]), None
     for message in messages:
         if message["role"] != "assistant":
@@ -82,15 +86,15 @@ def answers_gold(database: Database, gold_sql: str, sql: str) -> bool:
     return execution_match(gold, result, ordered=gold_is_ordered(gold_sql))
 
 
-def _check_limits(messages: Sequence[Message], config: Config, tokenizer: Tokenizer) -> None:
+def _check_limits(trace: Trace, config: Config, tokenizer: Tokenizer) -> None:
     """A turn longer than the agent may write, or more turns than it may take, would teach failing episodes."""
-    turns = [message for message in messages if message["role"] == "assistant"]
+    turns = [message for message in trace["messages"] if message["role"] == "assistant"]
     if len(turns) > config.agent.max_turns:
-        raise TooLong("more turns than agent.max_turns")
+        raise TooLong("more turns than agent.max_turns", trace)
     for message in turns:
         text = render_turn(message["content"], [decode_call(call) for call in message.get("tool_calls", ())])
         if tokenizer.count(text) + 1 > config.agent.max_turn_tokens:  # and the end-of-turn token
-            raise TooLong("a turn longer than agent.max_turn_tokens")
+            raise TooLong("a turn longer than agent.max_turn_tokens", trace)
 
 
 def decode_call(call: dict[str, Any]) -> ToolCall:

@@ -1,6 +1,7 @@
 """A real but tiny model folder for slow tests: a random two-layer Qwen2 with a BPE tokenizer trained on the spot."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from shared.prompts import SYSTEM_PROMPT, TOOLS, opening_messages
@@ -59,8 +60,8 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def teach(folder: Path, answer: str, steps: int = 120) -> Path:
-    """Train the model in place to begin every answer to an opening prompt with `answer`; returns its folder."""
+def teach(folder: Path, answer: str, questions: Sequence[str] = QUESTIONS, steps: int = 120) -> Path:
+    """Train the model in place to answer the opening prompts of `questions` with `answer`; returns its folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -70,7 +71,7 @@ def teach(folder: Path, answer: str, steps: int = 120) -> Path:
         tokenizer.apply_chat_template(
             opening_messages(question), tools=TOOLS, tokenize=False, add_generation_prompt=True
         )
-        for question in QUESTIONS
+        for question in questions
     ]
     target = tokenizer(answer + "<|im_end|>", add_special_tokens=False).input_ids
     rows = [tokenizer(prompt, add_special_tokens=False).input_ids + target for prompt in prompts]

@@ -3,6 +3,9 @@
 The model is never right, so the updates come from the entropy bonus; everything else is the product's path.
 """
 
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from shared.records import ToolCall
@@ -26,11 +29,21 @@ SETTINGS = (
 )
 
 
+CALL = ToolCall("search_schema", {"query": "open claims"})
+
+
 def taught_model(folder: Path) -> Path:
     """Write the model to `folder`."""
     from tests.tiny_model import save_tiny_model, teach
 
-    return teach(save_tiny_model(folder), render_call(ToolCall("search_schema", {"query": "open claims"})))
+    return teach(save_tiny_model(folder), render_call(CALL))
+
+
+def untaught_model(folder: Path, questions: Sequence[str]) -> Path:
+    """Write one as it is before stage 1: it answers these questions with a call in fenced JSON, which no Hermes parser reads."""
+    from tests.tiny_model import save_tiny_model, teach
+
+    return teach(save_tiny_model(folder), f"```json\n{json.dumps(asdict(CALL))}\n```", questions, steps=300)
 
 
 def options(*settings: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Real GRPO steps of the whole stack on a tiny model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
 
-The run is killed (kill -9) after its first saved step and must resume to the end.
+The run is killed (kill -9) after its first saved step and must resume to the end. One of a model that never saw stage 1 is
+interrupted after its first step and must leave no process.
 """
 
 import json
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 
+from shared.records import read_questions
 from shared.runs import read_manifest
 from stage2_grpo.checkpoints import newest_step
 from tests.processes import of_run, wait_for
-from tests.stage2_grpo.small_run import SETTINGS, differing_weights, options, taught_model
+from tests.stage2_grpo.small_run import SETTINGS, differing_weights, options, taught_model, untaught_model
 
 pytestmark = pytest.mark.slow
 
@@ -91,16 +93,26 @@ def test_two_steps_survive_a_kill_and_end_in_a_verified_model(runs: Path) -> Non
     assert "finished before" in third.stdout
 
 
-def test_an_interrupted_stage_leaves_no_process(runs: Path) -> None:
-    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, "seed=7")
-    log = runs / "e2e" / "grpo" / "logs" / "trainer.log"
-    log.unlink(missing_ok=True)  # of the run before
+def test_without_stage_1_our_parser_alone_makes_the_episodes_and_an_interrupted_run_leaves_no_process(
+    runs: Path,
+) -> None:
+    questions = [row.question for row in read_questions(runs / "e2e" / "data" / "train.jsonl")]
+    model = untaught_model(runs / "untaught", questions)
+    unsaved = ("grpo.total_steps=4", "grpo.save_every=4", "seed=7")
+    metrics = runs / "e2e" / "grpo" / "metrics.jsonl"
+    metrics.unlink(missing_ok=True)  # of the run before
+    argv = command("stage2_grpo", runs, *SETTINGS, f"grpo.model={model}", *unsaved)
     stage = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert wait_for(lambda: log.exists() and "Started a local Ray instance" in log.read_text(), 120)
+    assert wait_for(lambda: (metrics.exists() and metrics.read_text()) or stage.poll() is not None, 600)
     stage.send_signal(signal.SIGTERM)
     output = stage.communicate(timeout=90)[0]
     assert stage.returncode == 130, output
     assert not of_run(runs)
+
+    step = json.loads(metrics.read_text().splitlines()[0])
+    assert (step["tool_call_rate"], step["fallback_share"]) == (0.0, 1.0)  # the stock Hermes grammar sees no call
+    assert step["calls"] >= step["episodes"] == 4
+    assert step["turns"] > 1  # the calls were run and answered
 
 
 def test_lora_in_adapter_mode_stops_the_run_at_its_first_update(runs: Path, tmp_path: Path) -> None:

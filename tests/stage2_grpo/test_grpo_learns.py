@@ -16,7 +16,8 @@ import pytest
 from shared.runs import read_manifest
 from stage2_grpo.checkpoints import saved_steps
 from stage2_grpo.safety import best_step
-from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command, of_this_run
+from tests.processes import of_run
+from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command
 from tests.stage2_grpo.undecided import write_undecided_run
 
 pytestmark = pytest.mark.slow
@@ -62,7 +63,7 @@ def test_a_tripped_run_goes_on_from_its_last_good_step_and_ends_early_with_the_b
     assert saved_steps(checkpoints) == [1]
     assert {folder.name for folder in checkpoints.glob("tripped_*")} >= {f"tripped_step_{step}" for step in (2, 3, 4)}
     assert read_manifest(grpo) is None
-    assert not of_this_run(runs)
+    assert not of_run(runs)
 
     lower = ("grpo.learning_rate=3e-4", "safety.changed=continue")  # as the message says
     again = trained(runs, *lower, "grpo.test_every=1", "safety.patience=1")
@@ -78,7 +79,7 @@ def test_a_tripped_run_goes_on_from_its_last_good_step_and_ends_early_with_the_b
     assert manifest["steps"] == best
     assert f"exporting step {best}, the best by validation" in again.stdout
     assert manifest["export"]["largest_weight_change"] > 0
-    assert not of_this_run(runs)
+    assert not of_run(runs)
 
 
 def test_an_agent_written_with_langgraph_is_trained(runs: Path) -> None:

@@ -14,7 +14,9 @@ import pytest
 
 from shared.runs import read_manifest
 from shared.services import OwnedProcess
-from tests.stage2_grpo.test_grpo_end_to_end import ROOT, SETTINGS, command, of_this_run, runs, wait_for
+from tests.processes import of_run, wait_for
+from tests.stage2_grpo.small_run import SETTINGS
+from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command, runs
 
 pytestmark = pytest.mark.slow
 
@@ -52,6 +54,6 @@ def test_a_step_runs_on_both_nodes_and_the_cluster_stays(cluster: Path, runs: Pa
     assert manifest is not None
     assert manifest["export"]["probe_gap"] < 0.08
 
-    assert wait_for(lambda: not of_this_run(runs), 30), of_this_run(runs)
+    assert wait_for(lambda: not of_run(runs), 30), of_run(runs)
     time.sleep(1)  # until the cluster tells its state anew
     assert status()["alive"] == 2
