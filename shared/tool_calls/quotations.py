@@ -32,7 +32,9 @@ _INFO = re.compile(r"[^\n`{\[<]*")
 _EXAMPLE = re.compile(
     r"(?:\b(?:examples?|for instance|e\.g\.|how to|looks? like|like this|would (?:look|be|call|write)|"
     r"(?:the|this|following|expected) (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would|looks?))\b[^\n]*|"
-    r"^\W*(?:usage|syntax|format|template))\W*:\W{0,3}$",
+    r"^(?!.*\b(?:I|let)\b)(?:.*\b(?:please|should|must)\b|\W*(?:in|use)\b).*\b(?:this|the following) (?:\w+ )?(?:format|syntax)|"
+    r"\b(?:previous|earlier|last|failed|wrong) (?:\w+ )?call was|"
+    r"^\W*(?:usage|syntax|format|template)|(?:例如|比如|示例|例子))\W*[:：]\W{0,3}$",
     re.IGNORECASE,
 )
 _ANNOUNCED = re.compile(
@@ -65,7 +67,7 @@ class Quotation:
 def is_example(text: str, at: int) -> bool:
     """Whether the line before a call says that it is an example."""
     line = text[max(0, at - _NEAR) : at].rstrip().rpartition("\n")[2]
-    return ":" in line[-4:] and _EXAMPLE.search(line) is not None
+    return not {":", "："}.isdisjoint(line[-4:]) and _EXAMPLE.search(line) is not None
 
 
 def is_in_quotes(text: str, at: int) -> bool:

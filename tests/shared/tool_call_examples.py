@@ -173,6 +173,14 @@ POSITIVES: dict[str, list[Positive]] = {
         ('<|tool_calls_section_begin|><|tool_call_begin|>functions.get_columns:0<|tool_call_argument_begin|>{"table": "claims"}<|tool_call_end|><|tool_calls_section_end|>', [COLUMNS], ""),
         ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_columns\n```json\n{"table": "claims"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>', [COLUMNS], ""),
     ],
+    "announced": [
+        (f"{words}\n{TAGGED}", [COLUMNS], words)
+        for words in (
+            "I should call the tool in the following format:",
+            "The previous call was wrong, so:",
+            "Please wait while I look at this table:",
+        )
+    ],
     "thinking": [
         (f"<think>\n{COLUMNS_JSON}", [COLUMNS], "<think>"),
         (f"<think>or {TAGGED}?</think>{render_call(QUERY)}", [QUERY], f"<think>or {TAGGED}?</think>"),
@@ -196,6 +204,10 @@ NEGATIVES: dict[str, list[str]] = {
         f"The format is:\n{TAGGED}",
         f"For example:\n```json\n{COLUMNS_JSON}\n```\nThat is all.",
         f"A call looks like this:\n\n{COLUMNS_JSON}",
+        f"In this format:\n{TAGGED}",
+        f"Each call should be returned in the following format:\n{TAGGED}",
+        f"The previous call was:\n{TAGGED}\nIt failed.",
+        f"例如：\n```json\n{COLUMNS_JSON}\n```",
         'Usage:\n\nget_columns("claims")',
         '{"name": "execute_sql", "arguments": {"sql": "SELECT ... FROM t"}}',
         '<tools>\n{"name": "get_columns", "arguments": {"table": "<table>"}}\n</tools>',
