@@ -40,8 +40,8 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
     args = parser.parse_args()
     config = load_config(ROOT / "pipeline.yaml", args.profile, args.overrides)
-    tokenizer = Tokenizer.from_folder(resolve(args.model, ROOT / "runs" / MODEL_CACHE))
     questions = load(args.folder, config.sandbox, skip_bad_rows=True).questions
+    tokenizer = Tokenizer.from_folder(resolve(args.model, ROOT / "runs" / MODEL_CACHE))
     started = time.monotonic()
     traces: list[Trace] = []
     dropped: dict[str, list[str]] = {}

@@ -79,6 +79,8 @@ def _export(arguments: list[str]) -> None:
     parser.add_argument("--to", choices=FORMATS, required=True, help="the trainer")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write; must not exist")
     args = parser.parse_args(arguments)
+    if not args.traces.is_file():
+        raise UserError(f"There is no file {args.traces}; name the traces.jsonl of a run.")
     traces = JsonlTail(args.traces).new_rows()
     if not traces or not all({"messages", "tools", "trained"} <= trace.keys() for trace in traces):
         raise UserError(
