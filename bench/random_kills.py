@@ -60,16 +60,17 @@ QUESTIONS, EPISODES = 2, 4  # of a step
 MOMENT_SECONDS = 400.0  # until the moment must have come
 END_SECONDS = 180.0  # until a command of which a part was killed must have ended
 GONE_SECONDS = 60.0  # until nothing of it may be left
+SEARCH_SECONDS = 1.0  # between two searches for the victim
 WHOLE_SECONDS = 900.0  # of the start that is left alone
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One planned kill: in `phase` of step `step` or a later one, after the share `wait` of the phase's seconds."""
+    """One planned kill: in `phase`, when its start has saved `after` steps, after the share `wait` of the phase's seconds."""
 
     victim: str
     phase: str
-    step: int
+    after: int
     wait: float
 
 
@@ -104,16 +105,17 @@ class Start:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.random_kills", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=8, help="GRPO steps of the run")
+    parser.add_argument("--steps", type=int, default=20, help="GRPO steps of the run")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if args.kills < 1 or args.steps < 4:
-        raise UserError("random_kills needs at least one of --kills and four --steps.")
+    if args.kills < 1 or args.steps < 2 * args.kills:  # a kill may let two be saved, and one of Ray many
+        raise UserError("random_kills needs --kills of at least 1 and --steps of at least twice as many.")
     bench = Bench(Path(tempfile.mkdtemp(prefix="random-kills-")), args.steps, args.seed)
-    kills = plan(args.kills, args.steps, args.seed)
+    kills = plan(args.kills, args.seed)
     clean = sum(bench.strike(f"kill {number}/{len(kills)}", kill) for number, kill in enumerate(kills, start=1))
     faults = bench.complete()
-    print(*(f"fault: {fault}" for fault in faults), sep="\n")
+    for fault in faults:
+        print(f"fault: {fault}")
     print(f"{clean} of {len(kills)} kills ended clean; steps 1..{args.steps} continuous: {'no' if faults else 'yes'}")
     if faults or clean < len(kills):
         print(f"the run is kept in {bench.folder}")
@@ -121,16 +123,12 @@ def main() -> None:
     shutil.rmtree(bench.folder)
 
 
-def plan(kills: int, steps: int, seed: int) -> list[Kill]:
-    """Victims and phases as two shuffled packs deal them, so that all get their turn; the last kill falls in the export.
-
-    The steps rise and leave some at the end, for a kill in a save may come too late to prevent it.
-    """
+def plan(kills: int, seed: int) -> list[Kill]:
+    """Victims and phases as two shuffled packs deal them, so that all get their turn; the last kill falls in the export."""
     draw = random.Random(seed)
     victims, phases = (_deal(draw, pack, kills - 1) for pack in (list(VICTIMS), list(PHASES)[:-1]))
-    hit = sorted(draw.randint(1, steps - 3) for _ in victims)
-    planned = [Kill(*drawn, draw.random()) for drawn in zip(victims, phases, hit, strict=True)]
-    return [*planned, Kill(draw.choice(["runner", "stage"]), "export", steps, draw.random())]
+    planned = [Kill(*drawn, draw.randint(0, 1), draw.random()) for drawn in zip(victims, phases, strict=True)]
+    return [*planned, Kill(draw.choice(["runner", "stage"]), "export", 0, draw.random())]
 
 
 def _deal(draw: random.Random, pack: list[str], count: int) -> list[str]:
@@ -214,15 +212,18 @@ class Bench:
     def _await_moment(self, command: subprocess.Popen[bytes], start: Start, kill: Kill) -> psutil.Process | None:
         """The process to be killed now; None when the command ended before, or the moment does not come."""
         found: list[psutil.Process] = []
+        searched = -SEARCH_SECONDS
 
         def come() -> bool:
+            nonlocal found, searched
             if command.poll() is not None:
                 return True
-            if kill.phase == start.look() and (kill.phase == "start-up" or start.saved + 1 >= kill.step):
-                found[:] = victims(psutil.Process(command.pid), kill.victim)
-            return bool(found)
+            if time.monotonic() > searched + SEARCH_SECONDS:  # beforehand, for the moment may be short
+                found, searched = victims(psutil.Process(command.pid), kill.victim), time.monotonic()
+            far_enough = start.look() == kill.phase and start.saved >= start.saved_before + kill.after
+            return bool(found) and (far_enough or kill.phase == "start-up")
 
-        wait_for(come, MOMENT_SECONDS, pause=0.05)
+        wait_for(come, MOMENT_SECONDS, pause=0.02)
         passed = time.monotonic() - start.began if kill.phase == "start-up" else 0.0
         time.sleep(kill.wait * max(0.0, PHASES[kill.phase] - passed))
         alive = [process for process in found if process.is_running()]

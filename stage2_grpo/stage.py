@@ -231,6 +231,9 @@ def failure(log: Path, status: int, reached: int, total: int) -> str:
     guard = [line for line in errors if "WeightsOutOfSync" in line or "PolicyNotFinite" in line]
     killed = ["it was ended by SIGKILL, most likely for lack of memory"] if status == 128 + signal.SIGKILL else []
     cause = (guard or killed or errors or lines or ["it wrote no log"])[-1].strip()
+    cause = re.sub(r"^\[\d{4}-\S+ [^]]*\] \S+: ", "", cause)  # Ray's time stamp, process and source line
+    if "ActorDiedError: " in cause and (dead := re.findall(r"^\s*class_name: (\w+)", "\n".join(lines), re.MULTILINE)):
+        cause += f" It was {dead[-1]}, which ran out of memory, most likely."
     return (
         f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
         "same command again; it continues from the last checkpoint."

@@ -31,14 +31,12 @@ def started(grpo: Path, *questions: str, saved: int = 0) -> Start:
 
 
 def test_a_seed_draws_the_same_kills_and_ten_of_them_spare_nobody() -> None:
-    kills = plan(10, 8, seed=3)
-    assert kills == plan(10, 8, seed=3) != plan(10, 8, seed=4)
+    kills = plan(10, seed=3)
+    assert kills == plan(10, seed=3) != plan(10, seed=4)
     assert {kill.victim for kill in kills} == set(VICTIMS)
     assert {kill.phase for kill in kills} == set(PHASES)
-    steps = [kill.step for kill in kills]
-    assert steps == sorted(steps)
     assert (kills[-1].phase, kills[-1].victim in ("runner", "stage")) == ("export", True)
-    assert [kill.phase for kill in plan(1, 4, seed=0)] == ["export"]
+    assert [kill.phase for kill in plan(1, seed=0)] == ["export"]
 
 
 def test_descendants_are_found_by_their_name_but_no_supervisors(tmp_path: Path) -> None:

@@ -199,6 +199,12 @@ def test_an_export_never_throws_saved_steps_away(saved: RunDirectory, changed: s
         ("RuntimeError: long ago\n", 137, "it was ended by SIGKILL, most likely for lack of memory"),
         ("RuntimeError: now\nbye\n", 1, "RuntimeError: now"),
         ("starting\n", 1, "starting"),
+        ("[2026-11-30 06:22:34,169 E 1 2] rpc_client.h:204: Failed to connect.\n", 1, r"Failed to connect\."),
+        (
+            "ray.exceptions.ActorDiedError: It died.\n\tclass_name: vLLMHttpServer\n\tactor_id: 1\n",
+            1,
+            r"ray\.exceptions\.ActorDiedError: It died\. It was vLLMHttpServer, which ran out of memory, most likely\.",
+        ),
     ],
 )
 def test_a_failure_quotes_the_weight_guard_then_the_death_then_the_last_error(
