@@ -5,8 +5,8 @@
 vLLM, gateway and controller are those of a run; only the trainer is missing. The same training questions are played
 grpo.rollouts_per_question times each at every value, from an empty prefix cache, as after a weight sync. The columns
 `running` (mean), `waiting` and `KV cache` (highest) are vLLM's own, read twice a second; `preempted` requests had to be computed
-again because the cache was full. Suggests the smallest value that comes within a twentieth of the most episodes per second: more
-in flight would only make each episode longer, and lose more of them to a deadline.
+again because the cache was full. Sampled episodes differ in length, so tokens per second compare the values: the smallest one
+within a twentieth of the most is suggested; more in flight would only make each episode longer. Lost episodes do not count.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from stage2_grpo.rollout_agent import AgentSettings
 from stage2_grpo.services import Rollouts, gateway_and_controller
 from stage2_grpo.stage import starting_model
 
-_ENOUGH = 0.95  # of the most episodes per second
+_ENOUGH = 0.95  # of the most tokens per second
 _POLL_SECONDS = 0.5
-_HEADER = "in flight  episodes  lost  seconds  episodes/s  median episode  running  waiting  KV cache  preempted"
+_HEADER = (
+    "in flight  episodes  lost  seconds  episodes/s  tokens/s  median episode  running  waiting  KV cache  preempted"
+)
 _GAUGES = {
     "vllm:num_requests_running": "running",
     "vllm:num_requests_waiting": "waiting",
@@ -51,6 +53,7 @@ class Level:
     in_flight: int
     episodes: int
     lost: int
+    tokens: int  # that the model wrote in episodes that count
     seconds: float
     median_seconds: float  # of one episode
     running: float  # requests that vLLM decodes together, mean
@@ -59,13 +62,13 @@ class Level:
     preempted: float
 
     @property
-    def per_second(self) -> float:
-        return (self.episodes - self.lost) / self.seconds
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
 
     def __str__(self) -> str:
         return (
-            f"{self.in_flight:>9} {self.episodes:>9} {self.lost:>5} {self.seconds:>8.1f} {self.per_second:>11.2f} "
-            f"{self.median_seconds:>13.1f} s {self.running:>8.1f} {self.waiting:>8.0f} {self.cache:>9.0%} {self.preempted:>10.0f}"
+            f"{self.in_flight:>9} {self.episodes:>9} {self.lost:>5} {self.seconds:>8.1f} "
+            f"{(self.episodes - self.lost) / self.seconds:>11.2f} {self.tokens_per_second:>9.0f} {self.median_seconds:>13.1f} s {self.running:>8.1f} {self.waiting:>8.0f} {self.cache:>9.0%} {self.preempted:>10.0f}"
         )
 
 
@@ -94,8 +97,8 @@ def main() -> None:
 
 def suggested(levels: Sequence[Level]) -> int:
     """The smallest value that is nearly as fast as the fastest."""
-    best = max(level.per_second for level in levels)
-    return min(level.in_flight for level in levels if level.per_second >= _ENOUGH * best)
+    best = max(level.tokens_per_second for level in levels)
+    return min(level.in_flight for level in levels if level.tokens_per_second >= _ENOUGH * best)
 
 
 @contextlib.contextmanager
@@ -118,6 +121,7 @@ def measured(
     config: Config, model: Path, questions: Sequence[Question], in_flight: int, server: str, folder: Path
 ) -> Level:
     """Play all episodes with at most `in_flight` at a time; `folder` gets the logs and records."""
+    folder.mkdir()
     grpo = replace(config.grpo, concurrency=in_flight, ray_address=None, gateway_url=None, job_template=None)
     httpx.post(f"{server}/reset_prefix_cache", trust_env=False).raise_for_status()
     with gateway_and_controller(replace(config, grpo=grpo), model, folder) as rollouts, gateway(rollouts) as http:
@@ -127,10 +131,12 @@ def measured(
         seen = watched(http, server, count, rollouts)
         seconds, after = time.monotonic() - began, load(server)
     episodes = JsonlTail(folder / "episodes.jsonl").new_rows()
+    judged = [episode for episode in episodes if episode["reward"] is not None]
     return Level(
         in_flight=in_flight,
         episodes=count,
-        lost=count - sum(episode["reward"] is not None for episode in episodes),
+        lost=count - len(judged),
+        tokens=sum(episode["completion_tokens"] for episode in judged),
         seconds=seconds,
         median_seconds=statistics.median(episode["seconds"] for episode in episodes),
         running=statistics.fmean(one["running"] for one in seen),

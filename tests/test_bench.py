@@ -30,6 +30,8 @@ def test_a_machine_that_cannot_run_it_is_told_so_in_one_sentence() -> None:
 
 def test_the_smallest_value_that_is_nearly_as_fast_as_the_fastest_is_suggested() -> None:
     seconds = {1: 100.0, 2: 60.0, 4: 50.5, 8: 50.0, 16: 55.0}
-    levels = [Level(at, 16, 0, took, 5.0, 1.0, 0.0, 0.1, 0.0) for at, took in seconds.items()]
+    levels = [Level(at, 16, 0, 2000, took, 5.0, 1.0, 0.0, 0.1, 0.0) for at, took in seconds.items()]
     assert suggested(levels) == 4
-    assert suggested([*levels, Level(32, 16, 8, 30.0, 5.0, 1.0, 0.0, 0.1, 0.0)]) == 4  # lost episodes are no speed
+    assert (
+        suggested([*levels, Level(32, 16, 8, 1000, 30.0, 5.0, 1.0, 0.0, 0.1, 0.0)]) == 4
+    )  # lost episodes are no speed
