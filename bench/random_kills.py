@@ -147,7 +147,8 @@ class Bench:
         self._model = taught_model(folder / "tiny")
         self._tail = JsonlTail(self._grpo / "episodes.jsonl")
         self._starts: list[Start] = []
-        subprocess.run(self._command("data"), cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        if subprocess.run(self._command("data"), cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
+            raise UserError(f"random_kills could not prepare the questions of its run in {folder}; the runner says why above.")
 
     def strike(self, name: str, kill: Kill) -> bool:
         """Start the command, kill as planned, tell how it ended; returns whether that was clean."""
