@@ -148,7 +148,9 @@ class Bench:
         self._tail = JsonlTail(self._grpo / "episodes.jsonl")
         self._starts: list[Start] = []
         if subprocess.run(self._command("data"), cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
-            raise UserError(f"random_kills could not prepare the questions of its run in {folder}; the runner says why above.")
+            raise UserError(
+                f"random_kills could not prepare the questions of its run in {folder}; the runner says why above."
+            )
 
     def strike(self, name: str, kill: Kill) -> bool:
         """Start the command, kill as planned, tell how it ended; returns whether that was clean."""

@@ -141,8 +141,11 @@ def attempt(folder: Path, expected: str) -> Iterator[None]:
         yield
     except UserError:
         if aside:
-            shutil.rmtree(folder)
+            refused = folder.with_name(folder.name + ".refused")
+            shutil.rmtree(refused, ignore_errors=True)
+            folder.rename(refused)  # first, so that a kill leaves no folder of which half is there
             aside.rename(folder)
+            shutil.rmtree(refused)
             print(f"{folder} is again what it was before", flush=True)
         raise
 

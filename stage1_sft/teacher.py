@@ -52,7 +52,7 @@ def teach(
         "solved": len(lessons.accepted),
         "episodes": len(rows),
         "rejected": dict(Counter(row["reason"] for row in rows if row["reason"])),
-        "requests": sum(row["requests"] for row in rows),
+        "requests": sum(row.get("requests", 0) for row in rows),
         "prompt_tokens": prompt,
         "completion_tokens": completion,
     }

@@ -30,7 +30,7 @@ def saved_steps(checkpoints: Path) -> list[int]:
     A marker that names no step is that of a trainer killed while it wrote it, which comes last: all steps are complete.
     """
     try:
-        marked = (checkpoints / MARKER).read_text(encoding="utf-8")
+        marked = (checkpoints / MARKER).read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return []
     steps = [int(folder.name.removeprefix("global_step_")) for folder in checkpoints.glob("global_step_*")]
@@ -66,14 +66,14 @@ def clear_remains(checkpoints: Path) -> None:
 def rewind(checkpoints: Path, step: int) -> None:
     """Make `step` the newest checkpoint (0: start anew); later ones stay as `tripped_step_<N>`, an older such is replaced."""
     later = [saved for saved in saved_steps(checkpoints) if saved > step]
-    if step:
-        _mark(checkpoints, step)
-    else:
-        (checkpoints / MARKER).unlink(missing_ok=True)
     for old in checkpoints.glob("tripped_step_*"):
         shutil.rmtree(old)
     for saved in later:
         step_folder(checkpoints, saved).rename(checkpoints / f"tripped_step_{saved}")
+    if step:  # last: what lies beyond the marker is taken for half-written after a kill
+        _mark(checkpoints, step)
+    else:
+        (checkpoints / MARKER).unlink(missing_ok=True)
 
 
 def _mark(checkpoints: Path, step: int) -> None:

@@ -45,7 +45,7 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
                 bar.set_description(f"grpo: step {row['step']} of {total}")
                 values: dict[str, float | None] = {}
                 if "training/reward" in row["data"]:  # else a validation before the first step
-                    played = episodes.pop("train", [])
+                    played, episodes["train"] = by_step(row["data"], episodes["train"])
                     for skipped in range(last + 1, row["step"]):
                         bar.write(skipped_line(skipped, total))
                     if row["step"] > last + 1:
@@ -89,11 +89,11 @@ def _unrecorded(config: Config, folder: Path, recorded: int, saved: int) -> list
     for row in reversed(JsonlTail(folder / "trainer_metrics.jsonl").new_rows()):
         if "training/reward" not in row["data"]:
             continue
-        began, rolled_out = (row["data"][f"timing/{wall}"] for wall in ("step_start_wall", "rollout_phase_end_wall"))
+        began = row["data"]["timing/step_start_wall"]
         ended = ended_since(began, episodes)
         episodes = [episode for episode in episodes if episode["finished_at"] < began]
         if recorded < row["step"] <= saved:
-            played = [one for one in ended if one["split"] == "train" and one["finished_at"] <= rolled_out]
+            played, _ = by_step(row["data"], [one for one in ended if one["split"] == "train"])
             validation = [one for one in ended if one["split"] == "val"]
             values = step_figures(config, row["data"], played)
             found.append((row["step"], values | (validation_figures(validation) if validation else {})))
@@ -114,6 +114,14 @@ def validation_figures(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float
 def ended_since(start: float, episodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The episodes that ended after `start` (seconds since 1970), without those of a skipped step before it."""
     return [episode for episode in episodes if episode["finished_at"] >= start]
+
+
+def by_step(
+    data: Mapping[str, Any], episodes: Sequence[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Episodes that ended within the rollout of the step, and those of the next one, which may be there before its row."""
+    end = data["timing/rollout_phase_end_wall"]
+    return [one for one in episodes if one["finished_at"] <= end], [one for one in episodes if one["finished_at"] > end]
 
 
 def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:

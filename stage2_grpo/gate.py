@@ -123,6 +123,7 @@ def _as_evaluation(config: Config) -> Config:
         samples=config.gate.samples,
         temperature=config.grpo.temperature,
         concurrency=config.grpo.concurrency,
+        bootstrap_samples=1,  # a probe has no interval, so its mark must not depend on it
     )
     return dataclasses.replace(config, evaluate=evaluate)
 

@@ -34,6 +34,7 @@ class ServerWatch:
         self._file.unlink(missing_ok=True)  # those of an earlier start
         self._pause, self._patience = pause, patience
         self._asked = 0.0
+        self._seen: set[str] = set()  # alive; one that never answered may just be out of reach from here
         self._dead_since: dict[str, float] = {}
 
     def check(self) -> None:
@@ -42,8 +43,10 @@ class ServerWatch:
         if now < self._asked + self._pause:
             return
         self._asked = now
-        dead = {address for address in read_object(self._file).get("addresses", ()) if is_dead(address)}
-        self._dead_since = {address: self._dead_since.get(address, now) for address in dead}
+        addresses = {*read_object(self._file).get("addresses", ())}
+        dead = {address for address in addresses if is_dead(address)}
+        self._seen |= addresses - dead
+        self._dead_since = {address: self._dead_since.get(address, now) for address in dead & self._seen}
         for address, since in self._dead_since.items():
             if now - since >= self._patience:
                 raise UserError(

@@ -37,9 +37,9 @@ def step(number: int, began: float = 100.0) -> dict[str, object]:
 def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_skipped = episode("train", 0.0, finished_at=50.0)
+    of_skipped, of_next = episode("train", 0.0, finished_at=50.0), episode("train", 1.0, finished_at=161.0)
     written = {
-        "episodes.jsonl": [of_skipped, episode("train", 1.0), episode("train", 0.0), episode("val", 1.0)],
+        "episodes.jsonl": [of_skipped, episode("train", 1.0), episode("train", 0.0), episode("val", 1.0), of_next],
         "trainer_metrics.jsonl": [step(2)],
     }
     code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"

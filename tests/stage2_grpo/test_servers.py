@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -25,12 +26,18 @@ class Health(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def server() -> Iterator[ThreadingHTTPServer]:
+@contextmanager
+def healthy_server() -> Iterator[ThreadingHTTPServer]:
     with ThreadingHTTPServer(("127.0.0.1", 0), type("Healthy", (Health,), {})) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
         server.shutdown()
+
+
+@pytest.fixture
+def server() -> Iterator[ThreadingHTTPServer]:
+    with healthy_server() as server:
+        yield server
 
 
 def test_a_server_is_dead_when_nobody_listens_or_its_engine_is_gone(server: ThreadingHTTPServer) -> None:
@@ -48,11 +55,14 @@ def test_a_server_that_breaks_off_a_connection_is_not_dead() -> None:
 
 
 def test_one_dead_server_of_several_is_named_after_a_while(server: ThreadingHTTPServer, tmp_path: Path) -> None:
-    alive, gone = f"127.0.0.1:{server.server_port}", f"127.0.0.1:{free_port()}"
-    announce(tmp_path, [gone])
+    alive, unreachable = f"127.0.0.1:{server.server_port}", f"127.0.0.1:{free_port()}"
+    announce(tmp_path, [unreachable])
     watch = ServerWatch(tmp_path, pause=0.0, patience=0.05)
     watch.check()  # what an earlier start announced does not count
-    announce(tmp_path, [alive, gone])
+    with healthy_server() as other:
+        gone = f"127.0.0.1:{other.server_port}"
+        announce(tmp_path, [alive, gone, unreachable])
+        watch.check()
     watch.check()
     time.sleep(0.06)
     with pytest.raises(UserError, match=rf"server \(vLLM\) at {gone} has died.*trainer\.log.*same command again"):
