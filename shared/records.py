@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from shared.errors import UserError
+
 Message = dict[str, Any]
 """One OpenAI chat message: role, content, and for assistants optionally `tool_calls` (arguments as a JSON string)."""
 
@@ -113,6 +115,20 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
             count += 1
     partial.replace(path)
     return count
+
+
+def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Number and JSON value of each line that is not blank; raises UserError naming what is no JSON or no text."""
+    try:
+        lines = file.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{file} is not UTF-8 text ({error}); restore the file.") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                yield number, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{file}, line {number} is not JSON ({error}); correct the line.") from error
 
 
 @dataclass

@@ -7,7 +7,6 @@ which SQLite returns unordered rows).
 
 from __future__ import annotations
 
-import json
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ from tqdm import tqdm
 from shared.errors import UserError
 from shared.judges.bird import bird_ex
 from shared.judges.spider import spider_ex, spider_test_suite
+from shared.records import json_lines
 
 _FIELDS = {"spider": "spider_exec", "bird": "bird_ex", "testsuite": "spider_testsuite"}
 _TEXTS = ("db_id", "gold_sql", "pred_sql")
@@ -60,17 +60,7 @@ def compare_verdicts(cases: Path, databases: Path, testsuite: Path | None) -> di
 
 def read_cases(file: Path) -> Iterator[dict[str, Any]]:
     """The cases of a JSONL file; raises UserError naming the line that is not one."""
-    try:
-        lines = file.read_text(encoding="utf-8").split("\n")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{file} is not UTF-8 text ({error}); restore the file.") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{file}, line {number} is not JSON ({error}); correct the line.") from error
+    for number, row in json_lines(file):
         if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
             raise UserError(f"{file}, line {number} lacks the text of {', '.join(_TEXTS)}; correct the line.")
         yield {"id": f"line {number}"} | row

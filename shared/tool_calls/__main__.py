@@ -14,7 +14,7 @@ from shared.tool_calls.report import write_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if a case fails, 2 if a file cannot be read."""
+    """Exit status 1 if a case fails; raises UserError or OSError for a file that is not what it should be."""
     parser = argparse.ArgumentParser(prog="python -m shared.tool_calls", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--cases", type=Path, metavar="FILE.jsonl", help="parser cases with expected calls and content")
@@ -22,13 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--stream", action="store_true", help="with --cases: also cut each text in many ways")
     parser.add_argument("--out", type=Path, help="with --report: where to write the table (default: beside the file)")
     args = parser.parse_args(arguments)
-    try:
-        return _check(args.cases, args.stream) if args.cases else _report(args.report, args.out)
-    except BrokenPipeError:  # of the output, not the file
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        print(f"{args.cases or args.report} cannot be read: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+    return _check(args.cases, args.stream) if args.cases else _report(args.report, args.out)
 
 
 def _check(path: Path, stream: bool) -> int:

@@ -6,16 +6,18 @@ Turns of an episode whose own text is not known (the server gave no token ids) a
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.errors import UserError
+from shared.records import json_lines
 from shared.tool_calls.hermes import parse_hermes
 from shared.tool_calls.stream import parse
 
+_KEYS = ("text", "output", "content")
 _NO_CALL, _MALFORMED = "no call", "malformed"
 _FORMS = ("hermes", "tools_tag", "fenced", "bare", "xml", "python", "react", _MALFORMED, _NO_CALL)
 
@@ -74,17 +76,30 @@ def write_table(path: Path, tools: Sequence[Mapping[str, Any]], out: Path | None
 
 
 def texts_of(path: Path) -> Iterator[str]:
-    """The model's texts in a JSONL file; those of episodes that the infrastructure ended do not count."""
-    for line in path.read_text(encoding="utf-8").split("\n"):
-        if line.strip():
-            yield from _texts(json.loads(line))
+    """The model's texts in a JSONL file; those of episodes that the infrastructure ended do not count.
+
+    Raises UserError naming the line that holds no text.
+    """
+    for number, row in json_lines(path):
+        texts = _texts(row)
+        if texts is None:
+            raise UserError(
+                f"{path}, line {number} holds no text of a model; write a text, an object with {', '.join(_KEYS)}, or an "
+                "episode with its turns."
+            )
+        yield from texts
 
 
-def _texts(row: Any) -> Iterator[str]:
+def _texts(row: Any) -> list[str] | None:
+    """The texts of one line; None if it is in no form that holds any."""
     if isinstance(row, str):
-        yield row
-    elif isinstance(row, dict) and isinstance(row.get("turns"), list):
-        lost = row.get("stop") == "infrastructure"
-        yield from (turn["text"] for turn in row["turns"] if turn["text"] is not None and not lost)
-    elif isinstance(row, dict):
-        yield from [row[key] for key in ("text", "output", "content") if isinstance(row.get(key), str)][:1]
+        return [row]
+    if not isinstance(row, dict):
+        return None
+    if isinstance(row.get("turns"), list):
+        texts = [turn.get("text") if isinstance(turn, dict) else 0 for turn in row["turns"]]
+    else:
+        texts = [row[key] for key in _KEYS if key in row][:1] or [0]
+    if not all(text is None or isinstance(text, str) for text in texts):
+        return None
+    return [] if row.get("stop") == "infrastructure" else [text for text in texts if text is not None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from shared.errors import UserError
 from shared.prompts import TOOLS
 from shared.records import Episode, StopReason, Turn, to_json, write_jsonl
 from shared.tool_calls.__main__ import main
@@ -55,12 +57,40 @@ def test_cases_may_bring_their_own_schemas(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == "calls 2/2 negatives 0/0\n"
 
 
-def test_a_file_that_is_no_case_file_is_refused_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["--cases", str(tmp_path / "none.jsonl")]) == 2
-    assert main(["--cases", written(tmp_path / "other.jsonl", {"text": "Hi"})]) == 2
-    assert capsys.readouterr().err.count("cannot be read") == 2
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ("{", "is not JSON (Expecting property name"),
+        ("[]", "is not a JSON object; write a case with id, output, tools, expect_calls, expect_content."),
+        ('{"text": "Hi"}', 'is no parser case: "id" is missing; it must be a text; correct the line.'),
+        (json.dumps(CASE | {"tools": "f"}), '"tools" is not a list of tool names or schemas;'),
+        (json.dumps(CASE | {"tools": [{}]}), '"tools" is not a list of tool names or schemas;'),
+        (json.dumps(CASE | {"expect_calls": ["f"]}), '"expect_calls" is not a list of {"name": ..., "arguments": '),
+        (json.dumps(CASE | {"expect_content": 1}), '"expect_content" is not a text or null;'),
+    ],
+)
+def test_a_line_that_is_no_case_is_named(row: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "cases.jsonl"
+    path.write_text(json.dumps(CASE) + f"\n{row}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        main(["--cases", str(path)])
+    assert str(error.value).startswith(f"{path}, line 2 is ")
+
+
+@pytest.mark.parametrize("row", [1, {"question": "How many?"}, {"turns": 2}, {"turns": [{"text": 1}]}])
+def test_a_report_of_lines_without_a_text_is_refused(row: object, tmp_path: Path) -> None:
+    path = written(tmp_path / "texts.jsonl", "Hi", {"content": None}, row)
+    with pytest.raises(UserError, match=re.escape(f"{path}, line 3 holds no text of a model; write a text, ")):
+        main(["--report", path])
+
+
+def test_the_command_ends_with_the_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "binary.jsonl"
+    path.write_bytes(b"\xff")
+    command = [sys.executable, "-m", "shared.tool_calls", "--cases", str(path)]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1)
+    assert ended.stderr.startswith(f"error: {path} is not UTF-8 text (")
 
 
 def test_a_report_counts_forms_calls_and_reasons_over_texts_and_episodes(
