@@ -97,7 +97,7 @@ def _texts(row: Any) -> list[str] | None:
     if not isinstance(row, dict):
         return None
     if isinstance(row.get("turns"), list):
-        texts = [turn.get("text") if isinstance(turn, dict) else 0 for turn in row["turns"]]
+        texts: list[Any] = [turn.get("text") if isinstance(turn, dict) else 0 for turn in row["turns"]]
     else:
         texts = [row[key] for key in _KEYS if key in row][:1] or [0]
     if not all(text is None or isinstance(text, str) for text in texts):
