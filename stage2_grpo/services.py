@@ -51,6 +51,16 @@ class Rollouts:
         for process in self.processes:
             process.check()
 
+    def client(self, timeout: float) -> httpx.Client:
+        """The trainer's view of the gateway; `timeout` in seconds for each request."""
+        url, headers = AgentSettings.load(self.settings_file).gateway_url, {"Authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
+
+
+def register(http: httpx.Client, model: str, endpoint: str) -> None:
+    """Tell the gateway of a rollout server as the trainer does: its model name, and its address that ends in /v1."""
+    http.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
+
 
 @contextlib.contextmanager
 def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterator[Rollouts]:

@@ -19,7 +19,7 @@ from shared.runs import RunDirectory, read_manifest
 from shared.usage import read_usage
 from tests.beside import REAL_DATA
 from tests.processes import of_run
-from tests.stage2_grpo.small_run import taught_model
+from tests.stage2_grpo.small_run import options, taught_model
 
 pytestmark = pytest.mark.slow
 
@@ -64,8 +64,8 @@ def command(directory: RunDirectory) -> list[str]:
     settings = SETTINGS | {"runs_dir": directory.path.parent, "model": directory.path.parents[1] / "tiny"}
     if REAL_DATA.exists():
         settings["data.spider_dir"] = REAL_DATA / "spider_sample"
-    options = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
-    return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *options]
+    chosen = options(*(f"{key}={value}" for key, value in settings.items()))
+    return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *chosen]
 
 
 def kill_in(stage: str, directory: RunDirectory, log: Path) -> None:

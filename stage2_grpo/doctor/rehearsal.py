@@ -27,8 +27,7 @@ from shared.tokens import Tokenizer
 from shared.tool_calls import render_turn
 from stage2_grpo.doctor.arithmetic import check_rewards
 from stage2_grpo.doctor.findings import Case, Finding, error, ok, warning
-from stage2_grpo.rollout_agent import AgentSettings
-from stage2_grpo.services import Rollouts, gateway_and_controller
+from stage2_grpo.services import Rollouts, gateway_and_controller, register
 from stage2_grpo.verl_config import TrainerPaths, compose
 
 _CALL = ToolCall("search_schema", {"query": "anything"})
@@ -74,9 +73,9 @@ def trainer_model_name(case: Case) -> str:
 
 
 def _server(case: Case, folder: Path, port: int) -> OwnedProcess:
-    """vLLM under the name that VERL's servers have: the path. The later of two equal options counts."""
+    """vLLM under the name that VERL's servers have: the path."""
     assert case.model is not None
-    argv = [*server_argv(case.model, case.config, port), "--served-model-name", str(case.model)]
+    argv = server_argv(case.model, case.config, port, served_as=str(case.model))
     return OwnedProcess(argv, name="vLLM", log=folder / "vllm.log", env=server_environment(case.config), grace=15)
 
 
@@ -110,11 +109,8 @@ def _not_started(case: Case, problem: str) -> Finding:
 
 def play(case: Case, rollouts: Rollouts, model: str, port: int) -> Iterator[Finding]:
     """Register the server on `port` as `model`, as the trainer would, dictate calls, await the controller's episode."""
-    gateway = AgentSettings.load(rollouts.settings_file).gateway_url
-    headers = {"Authorization": f"Bearer {rollouts.key}"}
-    server = {"model": model, "endpoint": f"http://127.0.0.1:{port}/v1"}
-    with httpx.Client(base_url=gateway, headers=headers, timeout=_REQUEST_SECONDS, trust_env=False) as http:
-        http.post("/api/models", json=[server]).raise_for_status()
+    with rollouts.client(_REQUEST_SECONDS) as http:
+        register(http, model, f"http://127.0.0.1:{port}/v1")
         rollout = {"input": dict(vars(case.train[0])), "is_train": True, "config": {"timeout_seconds": 600}}
         rollout_id = http.post("/api/rollouts", json=[rollout]).raise_for_status().json()[0]["rollout_id"]
         path = f"/proxy/rollout/{rollout_id}/attempt/doctor/mode/train/openai/v1/chat/completions"
