@@ -24,7 +24,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import batched, combinations
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -80,26 +80,31 @@ class Start:
 
     grpo: Path
     steps: int
-    tail: JsonlTail  # of episodes.jsonl, behind the rows of earlier starts
     began: float = field(default_factory=time.monotonic)
+    played: list[tuple[int, str]] = field(default_factory=list)  # step and question of its training episodes
     saved_before: int = 0
     saved: int = 0
-    questions: list[str] = field(default_factory=list)  # of the training episodes, in the order in which they ended
 
     def __post_init__(self) -> None:
+        self._seen = {row["rollout_id"] for row in self._episodes()}  # of earlier starts
         self.look()
         self.saved_before = self.saved
 
     def look(self) -> str:
         """The phase that the run is in."""
-        self.questions += [row["question_id"] for row in self.tail.new_rows() if row["split"] == "train"]
+        for row in self._episodes():
+            if row["split"] == "train" and row["rollout_id"] not in self._seen:
+                self._seen.add(row["rollout_id"])
+                self.played.append((row["step"], row["question_id"]))
         self.saved = newest_step(self.grpo / "checkpoints")
         if self.saved >= self.steps:
             return "export"
-        ended = len(self.questions) - EPISODES * (self.saved - self.saved_before)  # episodes of the present step
-        if ended < EPISODES:
-            return "rollout" if self.questions else "start-up"
+        if sum(step == self.saved + 1 for step, _ in self.played) < EPISODES:
+            return "rollout" if self.played else "start-up"
         return "save" if (self.grpo / "checkpoints" / f"global_step_{self.saved + 1}").exists() else "update"
+
+    def _episodes(self) -> list[dict[str, Any]]:
+        return JsonlTail(self.grpo / "episodes.jsonl").new_rows()
 
 
 def main() -> None:
@@ -145,7 +150,6 @@ class Bench:
         self.folder, self._steps, self._draw = folder, steps, random.Random(seed)
         self._grpo = folder / "runs" / "kills" / "grpo"
         self._model = taught_model(folder / "tiny")
-        self._tail = JsonlTail(self._grpo / "episodes.jsonl")
         self._starts: list[Start] = []
         if subprocess.run(self._command("data"), cwd=ROOT, stdout=subprocess.DEVNULL).returncode:
             raise UserError(
@@ -201,7 +205,7 @@ class Bench:
     @contextlib.contextmanager
     def _started(self) -> Iterator[tuple[subprocess.Popen[bytes], Path, Start]]:
         """The command, its output and what it does; it is asked to end with the block if it has not ended."""
-        log, start = self.folder / f"start-{len(self._starts) + 1}.log", Start(self._grpo, self._steps, self._tail)
+        log, start = self.folder / f"start-{len(self._starts) + 1}.log", Start(self._grpo, self._steps)
         self._starts.append(start)
         with log.open("wb") as output:
             command = subprocess.Popen(self._command("grpo"), cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
@@ -268,9 +272,8 @@ def faults_of_order(starts: Sequence[Start], steps: int) -> list[str]:
     """Whether every start went on with the questions of the step after the last saved one, and none came twice."""
     asked: defaultdict[int, set[str]] = defaultdict(set)
     for start in starts:
-        for step, questions in enumerate(batched(start.questions, EPISODES), start.saved_before + 1):
-            if step <= start.saved + 1:  # without a rollout server the trainer would hurry on
-                asked[step] |= set(questions)
+        for step, question in start.played:
+            asked[step].add(question)
     counts = {step: len(asked[step]) for step in range(1, steps + 1)}
     faults = [f"step {step} asked {count} questions" for step, count in counts.items() if count != QUESTIONS]
     twice = [pair for pair in combinations(range(1, steps + 1), 2) if asked[pair[0]] & asked[pair[1]]]

@@ -29,7 +29,7 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
     """
     trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
     episode_rows.new_rows()  # those of an interrupted run belong to its steps
-    episodes: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)  # by split, since the last line
+    episodes: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)  # by split and step
     with (
         MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL talks to wandb itself
         tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
@@ -39,26 +39,24 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
             alive = process.running  # read first: what was written before the end is still picked up
             rows = trainer_rows.new_rows()  # before the episodes, so that those of a step are there with its row
             for episode in episode_rows.new_rows():
-                episodes[episode["split"]].append(episode)
+                episodes[episode["split"], episode["step"]].append(episode)
                 bar.update()
             for row in rows:
-                bar.set_description(f"grpo: step {row['step']} of {total}")
+                step, data = row["step"], row["data"]
+                bar.set_description(f"grpo: step {step} of {total}")
                 values: dict[str, float | None] = {}
-                if "training/reward" in row["data"]:  # else a validation before the first step
-                    played, episodes["train"] = by_step(row["data"], episodes["train"])
-                    for skipped in range(last + 1, row["step"]):
+                if _of_step(row):
+                    for skipped in range(last + 1, step):
                         bar.write(skipped_line(skipped, total))
-                    if row["step"] > last + 1:
-                        played = ended_since(row["data"]["timing/step_start_wall"], played)
-                    last = row["step"]
-                    values = step_figures(config, row["data"], played)
-                    refuse_silent_model(row["step"], values)
-                    bar.write(step_line(row["step"], total, values))
-                if validation := episodes.pop("val", []):
-                    bar.write(validation_line(row["step"], step_metrics({}, validation)))
+                    last = step
+                    values = step_figures(config, data, episodes.pop(("train", step), []))
+                    refuse_silent_model(step, values)
+                    bar.write(step_line(step, total, values))
+                if validation := episodes.pop(("val", step), []):
+                    bar.write(validation_line(step, step_metrics({}, validation)))
                     values |= validation_figures(validation)
-                log.log(row["step"], values)
-                yield {"step": row["step"], **values}
+                log.log(step, values)
+                yield {"step": step, **values}
             yield None
             time.sleep(_POLL_SECONDS)
         for skipped in range(last + 1, total + 1) if process.wait() == 0 else ():
@@ -66,41 +64,39 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
 
 
 def settle(config: Config, folder: Path, saved: int) -> list[Row]:
-    """Make metrics.jsonl hold the steps up to `saved`, the last one that a killed run has saved, and no others.
+    """Make metrics.jsonl and episodes.jsonl hold the steps up to `saved`, the last one that a killed run has saved.
 
     Steps that it made but did not save are dropped: they are made again. Those that it saved but had no time to record are
-    recorded from what trainer and controller wrote. Returns all rows.
+    recorded from what trainer and controller wrote. Returns all rows of metrics.jsonl.
     """
-    metrics = folder / "metrics.jsonl"
-    rows = [row for row in JsonlTail(metrics).new_rows() if row["step"] <= saved]
-    if metrics.exists():
-        write_jsonl(metrics, rows)
-    if missed := _unrecorded(config, folder, max((row["step"] for row in rows), default=0), saved):
-        with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
-            for step, values in missed:
-                log.log(step, values)
+    metrics = _up_to(saved, folder / "metrics.jsonl")
+    episodes = _up_to(saved, folder / "episodes.jsonl")
+    made = {row["step"]: row["data"] for row in JsonlTail(folder / "trainer_metrics.jsonl").new_rows() if _of_step(row)}
+    with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
+        for step in range(max((row["step"] for row in metrics), default=0) + 1, saved + 1):
+            played = [episode for episode in episodes if episode["step"] == step]
+            train, validation = ([one for one in played if one["split"] == split] for split in ("train", "val"))
+            if step in made or (step == saved and train):  # the trainer saves a step before it writes its row
+                values = step_figures(config, made.get(step, {}), train)
+                log.log(step, values | (validation_figures(validation) if validation else {}))
     (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)  # VERL writes it anew
-    return list(JsonlTail(metrics).new_rows())
+    return list(JsonlTail(folder / "metrics.jsonl").new_rows())
 
 
-def _unrecorded(config: Config, folder: Path, recorded: int, saved: int) -> list[tuple[int, dict[str, float | None]]]:
-    """The figures of the steps after `recorded` up to `saved`; their episodes are found by the time at which they ended."""
-    episodes, found = JsonlTail(folder / "episodes.jsonl").new_rows(), []
-    for row in reversed(JsonlTail(folder / "trainer_metrics.jsonl").new_rows()):
-        if "training/reward" not in row["data"]:
-            continue
-        began = row["data"]["timing/step_start_wall"]
-        ended = ended_since(began, episodes)
-        episodes = [episode for episode in episodes if episode["finished_at"] < began]
-        if recorded < row["step"] <= saved:
-            played, _ = by_step(row["data"], [one for one in ended if one["split"] == "train"])
-            validation = [one for one in ended if one["split"] == "val"]
-            values = step_figures(config, row["data"], played)
-            found.append((row["step"], values | (validation_figures(validation) if validation else {})))
-    return found[::-1]
+def _of_step(row: Row) -> bool:
+    """Whether a row of the trainer is that of a step, not of the validation before the first one."""
+    return "training/reward" in row["data"]
 
 
-def step_figures(config: Config, data: Mapping[str, Any], played: list[dict[str, Any]]) -> dict[str, float | None]:
+def _up_to(saved: int, file: Path) -> list[dict[str, Any]]:
+    """The rows of the steps up to `saved`, and from now on all that the file holds."""
+    rows = [row for row in JsonlTail(file).new_rows() if row["step"] <= saved]
+    if file.exists():
+        write_jsonl(file, rows)
+    return rows
+
+
+def step_figures(config: Config, data: Mapping[str, Any], played: Sequence[Row]) -> dict[str, float | None]:
     """What metrics.jsonl records of a step: `data` is the trainer's, `played` are its episodes."""
     return step_metrics(data, played) | step_shares(data, played, config.grpo.concurrency)
 
@@ -109,19 +105,6 @@ def validation_figures(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float
     """What metrics.jsonl records of a validation."""
     checked = step_metrics({}, episodes)
     return {f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")}
-
-
-def ended_since(start: float, episodes: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The episodes that ended after `start` (seconds since 1970), without those of a skipped step before it."""
-    return [episode for episode in episodes if episode["finished_at"] >= start]
-
-
-def by_step(
-    data: Mapping[str, Any], episodes: Sequence[dict[str, Any]]
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Episodes that ended within the rollout of the step, and those of the next one, which may be there before its row."""
-    end = data["timing/rollout_phase_end_wall"]
-    return [one for one in episodes if one["finished_at"] <= end], [one for one in episodes if one["finished_at"] > end]
 
 
 def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:

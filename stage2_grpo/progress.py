@@ -1,8 +1,7 @@
 """One readable line per GRPO step and validation, from what the trainer and the controller wrote.
 
-The trainer appends its metrics to a JSONL file (one line per step), the controller one line per episode. Steps are
-synchronous: the episodes that ended since the last step's line belong to the next one, but for those of steps that were
-skipped meanwhile (see follow.py).
+The trainer appends its metrics to a JSONL file (one line per step), the controller one line per episode, which names its
+step.
 """
 
 from __future__ import annotations

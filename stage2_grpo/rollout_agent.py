@@ -42,7 +42,7 @@ class RolloutTask:
     """One claimed rollout of the gateway."""
 
     rollout_id: str
-    input: Any  # the training row: the fields of a Question, among others
+    input: Any  # the training row: the fields of a Question, and the trainer's step
     is_train: bool
     openai_base_url: str  # the gateway's proxy for exactly this rollout
     key: str = field(repr=False)
@@ -151,7 +151,8 @@ def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None, seco
     """What the trainer's step line needs to know of one episode, as plain JSON values; `seconds` is how long all of it took.
 
     `fallback_calls` counts executed calls that the stock Hermes grammar does not see; `merged_turns` of `later_turns`
-    (the second turn on) continue the previous turn's tokens; turns without token ids count in neither.
+    (the second turn on) continue the previous turn's tokens; turns without token ids count in neither. `step` is that of the
+    trainer, for a validation the last one before it; None where no trainer asks.
     """
     turns = episode.turns
     seen = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
@@ -160,6 +161,7 @@ def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None, seco
         "rollout_id": task.rollout_id,
         "question_id": episode.question_id,
         "split": "train" if task.is_train else "val",
+        "step": task.input.get("step"),
         "stop": episode.stop.value,
         "error": episode.error,
         "reward": dataclasses.asdict(reward) if reward else None,
@@ -174,7 +176,6 @@ def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None, seco
         "completion_tokens": sum(turn.completion_tokens for turn in turns),
         "seconds": round(seconds, 3),
         "reward_seconds": round(seconds - episode.seconds, 3) if reward else 0.0,
-        "finished_at": time.time(),
     }
 
 

@@ -11,7 +11,8 @@
 4. Each checkpoint carries the probe's log-probabilities and the server's greedy tokens, which the export must reproduce.
 5. The last step is saved even when it made no update, and a run resumed at the end of an epoch goes on with the order of
    rows that the next one would have had.
-6. The rollout servers are announced, so that stage.py notices when one dies.
+6. The rollout servers are announced, so that stage.py notices when one dies, and every question names the step for which
+   it is asked, so that the record of its episode tells it.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 
 from shared.prompts import TOOLS, opening_messages
 from stage2_grpo.checkpoints import PROBE_FILE, step_folder
@@ -108,6 +110,10 @@ def guarded(trainer_class: type, adapter_class: type) -> type:
             """With the gateway's key from the environment, which is not in the config, for that is printed and logged."""
             key = os.environ["AGL_KEY"]
             return super()._make_rollout_manager(lambda **settings: manager_cls(**settings | {"agl_key": key}))
+
+        def _rollout(self, gen_batch: Any, is_train: bool) -> Any:
+            gen_batch.non_tensor_batch["step"] = np.full(len(gen_batch), self.global_steps)
+            return super()._rollout(gen_batch, is_train)
 
         @functools.cached_property
         def _weight_guard(self) -> WeightGuard:

@@ -15,7 +15,7 @@ from stage2_grpo.follow import follow, refuse_silent_model, settle
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 
 
-def episode(split: str, total: float, finished_at: float = 150.0) -> dict[str, object]:
+def episode(split: str, step: int, total: float = 1.0) -> dict[str, object]:
     counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
     return {
         "split": split,
@@ -24,22 +24,22 @@ def episode(split: str, total: float, finished_at: float = 150.0) -> dict[str, o
         "completion_tokens": 9,
         "seconds": 0.5,
         "reward_seconds": 0.1,
-        "finished_at": finished_at,
+        "step": step,
         **counts,
     }
 
 
-def step(number: int, began: float = 100.0) -> dict[str, object]:
-    walls = {"timing/step_start_wall": began, "timing/rollout_phase_end_wall": began + 60.0}
-    return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0, **walls}}
+def step(number: int) -> dict[str, object]:
+    return {"step": number, "data": {"training/reward": 0.5, "timing_s/step": 2.0}}
 
 
 def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    of_skipped, of_next = episode("train", 0.0, finished_at=50.0), episode("train", 1.0, finished_at=161.0)
+    of_skipped, of_next = episode("train", 1, total=0.0), episode("train", 3)
+    played = [episode("train", 2), episode("train", 2, total=0.0), episode("val", 2)]
     written = {
-        "episodes.jsonl": [of_skipped, episode("train", 1.0), episode("train", 0.0), episode("val", 1.0), of_next],
+        "episodes.jsonl": [of_skipped, *played, of_next],  # the next step may begin before the row of this one is read
         "trainer_metrics.jsonl": [step(2)],
     }
     code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"
@@ -67,9 +67,9 @@ def test_what_a_killed_run_saved_but_did_not_record_is_recorded_and_what_it_did_
 ) -> None:
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 1, "reward": 0.1}\n{"step": 4, "reward": 0.2}\n{"step": 3, "rew')
-    write_jsonl(tmp_path / "trainer_metrics.jsonl", [step(2, began=100.0), step(3, began=200.0), step(4, began=300.0)])
-    ended = [("train", 50.0), ("train", 110.0), ("train", 250.0), ("train", 251.0), ("val", 270.0), ("train", 350.0)]
-    write_jsonl(tmp_path / "episodes.jsonl", [episode(split, 1.0, finished_at) for split, finished_at in ended])
+    write_jsonl(tmp_path / "trainer_metrics.jsonl", [step(2), step(3), step(4)])
+    played = [("train", 1), ("train", 2), ("train", 3), ("train", 3), ("val", 3), ("train", 4)]
+    write_jsonl(tmp_path / "episodes.jsonl", [episode(*one) for one in played])
     config = load_config(PIPELINE, "cpu")
     rows = settle(config, tmp_path, saved=3)
     assert [row["step"] for row in rows] == [1, 2, 3]
@@ -77,6 +77,16 @@ def test_what_a_killed_run_saved_but_did_not_record_is_recorded_and_what_it_did_
     assert (rows[1]["episodes"], "validation_episodes" in rows[1]) == (1.0, False)
     assert (rows[2]["episodes"], rows[2]["seconds"], rows[2]["validation_episodes"]) == (2.0, 2.0, 1.0)
     assert settle(config, tmp_path, saved=3) == rows == JsonlTail(metrics).new_rows()
+    assert [row["step"] for row in JsonlTail(tmp_path / "episodes.jsonl").new_rows()] == [1, 2, 3, 3, 3]
+
+
+def test_a_step_that_was_saved_but_killed_before_the_trainer_wrote_its_row_is_recorded_from_its_episodes(
+    tmp_path: Path,
+) -> None:
+    write_jsonl(tmp_path / "trainer_metrics.jsonl", [step(1)])
+    write_jsonl(tmp_path / "episodes.jsonl", [episode("train", number) for number in (1, 1, 2, 3, 3)])
+    rows = settle(load_config(PIPELINE, "cpu"), tmp_path, saved=3)  # step 2 made no update: its line told so
+    assert [(row["step"], row["episodes"], row["lost_episodes"]) for row in rows] == [(1, 2.0, 0.0), (3, 2.0, 0.0)]
 
 
 def test_a_model_that_never_calls_a_tool_stops_the_first_step() -> None:

@@ -73,7 +73,12 @@ def test_a_tripped_run_goes_on_from_its_last_good_step_and_ends_early_with_the_b
     made = rows(grpo / "metrics.jsonl")
     assert [row["step"] for row in made] == [*range(1, len(made) + 1)]
     assert 3 <= len(made) < 12
-    assert all(row["policy_moved"] > 0 and row["server_moved"] > 0 for row in made)
+    for row in made:
+        assert (row["policy_moved"] > 0) == (row["server_moved"] > 0)
+        assert (
+            row["policy_moved"] > 0 or not row["mixed_groups"]
+        )  # groups that are all right or all wrong may move nothing
+    assert any(row["mixed_groups"] for row in made)
     manifest, best = read_manifest(grpo), best_step(made, saved_steps(checkpoints))
     assert manifest is not None
     assert manifest["steps"] == best

@@ -61,7 +61,7 @@ def played(
         gateway.serve_model(endpoint)
         rewards = asyncio.run(scenario())
     (row,) = rows
-    return rewards, {key: value for key, value in row.items() if key not in ("rollout_id", "seconds", "reward_seconds", "finished_at")}, model.requests  # fmt: skip
+    return rewards, {key: value for key, value in row.items() if key not in ("rollout_id", "seconds", "reward_seconds")}, model.requests  # fmt: skip
 
 
 @pytest.mark.parametrize(
