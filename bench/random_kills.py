@@ -53,7 +53,7 @@ PHASES = {
     "start-up": 60.0,
     "rollout": 1.0,
     "update": 4.0,
-    "save": 0.5,
+    "save": 0.1,
     "export": 8.0,
 }  # seconds in which the kill falls
 QUESTIONS, EPISODES = 2, 4  # of a step
