@@ -25,7 +25,7 @@ ASKED = (
     "What is the sum of the claims?",
     "How much was claimed?",
 )
-TEACHING_STEPS = 160
+TEACHING_STEPS = 320
 
 
 def write_undecided_run(data: Path, model: Path) -> None:
