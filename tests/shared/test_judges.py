@@ -48,6 +48,8 @@ def database(tmp_path: Path) -> Path:
         (NOBODY, "SELECT 1, 2 WHERE 0", True, True),
         (NOBODY, "", False, True),
         (NOBODY, "-- nothing", True, True),
+        (NAMES, f"; {NAMES}", False, True),  # to Spider the first statement is the empty one
+        (NOBODY, f";{NAMES}", True, False),
         (NOBODY, "DELETE FROM claims", True, True),
         (NOBODY, "DELETE FROM claims RETURNING note", False, False),
         (NOBODY, "DROP TABLE customers", True, False),  # and then BIRD's gold fails
