@@ -29,6 +29,7 @@ _RETRIED = (408, 409, 429)
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 8.0
 _MAX_RETRY_AFTER_SECONDS = 60.0
+_REACH_SECONDS = 10.0
 _CONTEXT = re.compile(r"context length|context window|maximum model length|max_model_len", re.IGNORECASE)
 
 
@@ -94,6 +95,13 @@ class ChatClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._http.aclose()
+
+    async def reach(self) -> None:
+        """Raise InfrastructureError when nobody answers at the address; whatever is answered will do. Costs one request."""
+        try:
+            await self._http.get("models", timeout=_REACH_SECONDS)
+        except httpx.RequestError as error:
+            raise InfrastructureError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
 
     async def complete(
         self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], max_tokens: int, temperature: float

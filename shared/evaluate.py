@@ -13,7 +13,14 @@ from pathlib import Path
 from shared.cli import check_name, common_parser, resolve, run_main
 from shared.config import ADDRESS
 from shared.errors import UserError
-from shared.evaluation import Endpoint, chosen_questions, evaluate_endpoint, evaluate_model
+from shared.evaluation import (
+    Endpoint,
+    check_endpoint,
+    check_model,
+    chosen_questions,
+    evaluate_endpoint,
+    evaluate_model,
+)
 from shared.judges.verdicts import compare_verdicts
 from shared.runs import question_file
 from shared.services import locked
@@ -65,14 +72,16 @@ def _evaluate(args: argparse.Namespace) -> None:
     check_name("--name", who)
     file = args.questions or question_file(run, args.split)
     questions = chosen_questions(config, run, file)
+    endpoint = Endpoint(args.endpoint, args.tokenizer, args.served_name)
     if args.dry_run:
+        check_model(args.model) if args.model else check_endpoint(endpoint)
         print(f"{len(questions)} questions of {file} -> {run.evaluation(who)}")
         return
     with locked(run.path):
         if args.model:
             evaluate_model(args.model, config, run, who, questions)
         else:
-            evaluate_endpoint(Endpoint(args.endpoint, args.tokenizer, args.served_name), config, run, who, questions)
+            evaluate_endpoint(endpoint, config, run, who, questions)
 
 
 if __name__ == "__main__":

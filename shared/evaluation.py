@@ -22,12 +22,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shared.chat import API_KEY, ChatClient
+from shared.chat import API_KEY, ChatClient, InfrastructureError
 from shared.config import to_dict
 from shared.database import Database
 from shared.errors import UserError
 from shared.metrics import Summary, percent, summarise
-from shared.model_folder import check_model_folder, is_adapter
+from shared.model_folder import adapter_base, check_model_folder, is_adapter
 from shared.player import Player
 from shared.prompts import SYSTEM_PROMPT, TOOLS
 from shared.records import Episode, Question, StopReason, read_questions, write_jsonl
@@ -63,6 +63,28 @@ class Endpoint:
     served_name: str = "auto"  # the model to ask for
 
 
+def check_model(model: Path) -> None:
+    """Raise UserError unless `model` is a whole model folder or a finished LoRA adapter."""
+    if is_adapter(model):
+        adapter_base(model)
+    else:
+        check_model_folder(model, "the evaluated model")
+
+
+def check_endpoint(endpoint: Endpoint) -> None:
+    """Raise UserError when its tokenizer is missing or nobody answers at its address."""
+    Tokenizer.from_folder(endpoint.tokenizer)
+    try:
+        asyncio.run(_reach(endpoint.url))
+    except InfrastructureError as error:
+        raise UserError(f"The endpoint {error}; start it or correct the address.") from error
+
+
+async def _reach(url: str) -> None:
+    async with ChatClient(url, api_key=os.environ.get(API_KEY, "")) as chat:
+        await chat.reach()
+
+
 def evaluate_model(
     model: Path, config: Config, run: RunDirectory, who: str, questions: Sequence[Question] | None = None
 ) -> dict[str, Any]:
@@ -70,8 +92,7 @@ def evaluate_model(
 
     `questions` are by default the run's test questions.
     """
-    if not is_adapter(model):
-        check_model_folder(model, "the evaluated model")
+    check_model(model)
 
     def play(asked: Sequence[Question], folder: Path) -> Summary:
         return play_model(_whole_model(model, folder, model_cache(config)), asked, config, folder)
@@ -92,6 +113,7 @@ def evaluate_endpoint(
     """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
 
     def play(asked: Sequence[Question], folder: Path) -> Summary:
+        check_endpoint(endpoint)
         tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
         return _played(asked, endpoint.url, tokenizer, config, folder, endpoint.served_name)
 

@@ -11,11 +11,8 @@ import sys
 from shared.sandbox import READING, Answer, caught, connect, fetch, know_json, set_deadline
 
 MAX_SQL_LENGTH = 1_000_000  # bytes, SQLite's own default
-_PLAIN_PRAGMAS = frozenset(
-    "collation_list compile_options encoding foreign_key_check foreign_key_list function_list index_info index_list "
-    "index_xinfo integrity_check module_list page_count page_size pragma_list quick_check schema_version table_info "
-    "table_list table_xinfo user_version".split()
-)
+_HEAP_LIMITS = ("hard_heap_limit", "soft_heap_limit")  # of the whole process; each answers with its value
+_QUIET_SETTINGS = ("data_store_directory", "temp_store", "temp_store_directory", "writable_schema")  # answer nothing
 _CONCERNS_FILES = re.compile(r"\s*(ATTACH|VACUUM)\b", re.IGNORECASE)
 
 
@@ -63,10 +60,9 @@ def _authorize_plain_reading(action: int, *_: str | None) -> int:
     return sqlite3.SQLITE_OK if action in READING else sqlite3.SQLITE_DENY
 
 
-def _authorize_private_copy(action: int, name: str | None, argument: str | None, *_: str | None) -> int:
-    """All that stays inside the copy; settings of the process are passed over without a word."""
-    if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH):
+def _authorize_private_copy(action: int, name: str | None, value: str | None, *_: str | None) -> int:
+    """All that stays inside the copy; settings that would reach beyond it are refused, or passed over without a word."""
+    pragma = (name or "").lower() if action == sqlite3.SQLITE_PRAGMA and value is not None else ""
+    if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH) or pragma in _HEAP_LIMITS:
         return sqlite3.SQLITE_DENY
-    if action == sqlite3.SQLITE_PRAGMA and (name or "").lower() not in _PLAIN_PRAGMAS:
-        return sqlite3.SQLITE_IGNORE
-    return sqlite3.SQLITE_OK
+    return sqlite3.SQLITE_IGNORE if pragma in _QUIET_SETTINGS else sqlite3.SQLITE_OK

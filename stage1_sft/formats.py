@@ -12,7 +12,7 @@ TRL and LLaMA-Factory cannot leave out single turns, so traces with a turn that 
 for them. LLaMA-Factory's format has no room for words before a call; they are left out.
 
 Sources: dataset_formats.md and SFTTrainer of TRL 1.12, data/converter.py and formatter.py of LLaMA-Factory,
-prompt_strategies/chat_template.py of Axolotl.
+prompt_strategies/chat_template.py of Axolotl 0.19.
 """
 
 from __future__ import annotations

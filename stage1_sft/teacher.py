@@ -38,7 +38,7 @@ ACCEPTED = ""  # the reason of a row whose trace is taught
 def teach(
     questions: Sequence[Question], config: Config, tokenizer: Tokenizer, run: RunDirectory
 ) -> tuple[dict[str, Trace], dict[str, Any]]:
-    """Accepted traces by question id, and the bill: what they cost, from the first start on.
+    """Accepted traces by question id, in the order of the questions, and the bill: what they cost, from the first start on.
 
     The bill holds `asked` and `solved` questions, `episodes`, those `rejected` by reason, answered `requests`, tokens, and with
     teacher.*_price the `cost`. Raises UserError when the endpoint fails for good; the next call continues.
@@ -58,7 +58,8 @@ def teach(
     }
     if teacher.prompt_price or teacher.completion_price:
         bill["cost"] = round((prompt * teacher.prompt_price + completion * teacher.completion_price) / 1e6, 6)
-    return lessons.accepted, bill
+    traces = {question.id: lessons.accepted[question.id] for question in questions if question.id in lessons.accepted}
+    return traces, bill
 
 
 def bill_line(bill: dict[str, Any]) -> str:

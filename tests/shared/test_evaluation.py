@@ -1,6 +1,7 @@
 """Evaluation against a scripted endpoint: resumable, honest about lost episodes."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import pytest
 import shared.chat
 from shared.config import load_config
 from shared.errors import UserError
+from shared.evaluate import main as evaluate_main
 from shared.evaluation import (
     Endpoint,
     _whole_model,
@@ -141,6 +143,41 @@ def test_an_endpoint_that_is_not_there_is_named(
     monkeypatch.setattr(shared.chat, "_FIRST_DELAY_SECONDS", 0.001)
     with pytest.raises(UserError, match=r"10 of 10 episodes.*http://127\.0\.0\.1:9/v1"):
         asyncio.run(evaluate(questions, "http://127.0.0.1:9/v1", tiny_tokenizer(), config, tmp_path / "e"))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model", "{0}/none"], r"none has no config\.json"),
+        (["--model", "{0}/adapter"], r"adapter has no adapter_model\.safetensors"),
+        (["--endpoint", "{1}", "--tokenizer", "{0}/adapter"], r"adapter has no tokenizer\.json"),
+        (
+            ["--endpoint", "http://127.0.0.1:9/v1", "--tokenizer", "{0}"],
+            r"127\.0\.0\.1:9/v1 cannot be reached .*start it",
+        ),
+        (["--endpoint", "{1}", "--tokenizer", "{0}"], None),
+    ],
+)
+def test_a_dry_run_names_a_model_or_an_endpoint_that_is_not_there(
+    options: list[str], words: str | None, questions: list[Question], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_jsonl(tmp_path / "asked.jsonl", questions)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    tokenizer_folder(tmp_path)
+    usual = [
+        "--profile=cpu",
+        f"--config={PIPELINE}",
+        f"--set=runs_dir={tmp_path}",
+        f"--questions={tmp_path}/asked.jsonl",
+    ]
+    with scripted_server(solves) as url:
+        monkeypatch.setattr(
+            "sys.argv", ["evaluate", "--dry-run", *usual, *[option.format(tmp_path, url) for option in options]]
+        )
+        with pytest.raises(UserError, match=words) if words else contextlib.nullcontext():
+            evaluate_main()
+    assert not (tmp_path / "main").exists()
 
 
 def test_a_model_that_never_calls_a_tool_shows(questions: list[Question], config: Config, tmp_path: Path) -> None:

@@ -48,7 +48,11 @@ def database(tmp_path: Path) -> Path:
         (NOBODY, "SELECT 1, 2 WHERE 0", True, True),
         (NOBODY, "", False, True),
         (NOBODY, "-- nothing", True, True),
+        (NAMES, f"; {NAMES}", False, True),  # to Spider the first statement is the empty one
+        (NOBODY, f";{NAMES}", True, False),
         (NOBODY, "DELETE FROM claims", True, True),
+        (NOBODY, "PRAGMA busy_timeout", False, False),  # answers with a row
+        (f"{NAMES} WHERE full_name LIKE 'BO LI'", "PRAGMA case_sensitive_like = 1", False, True),
         (NOBODY, "DELETE FROM claims RETURNING note", False, False),
         (NOBODY, "DROP TABLE customers", True, False),  # and then BIRD's gold fails
         (NAMES, "DELETE FROM customers", False, True),  # for BIRD both are empty then

@@ -1,7 +1,7 @@
 """Exported traces in the trainers themselves: the text they train is ours, and so is what they learn of it.
 
-Traces that show a mistake stay out for both, which cannot leave out single turns. TRL belongs to the environment; LLaMA-Factory
-is tried where it is importable, as version 0.9.5 was.
+Traces that show a mistake stay out for TRL and LLaMA-Factory, which cannot leave out single turns. TRL belongs to the environment;
+LLaMA-Factory and Axolotl are tried where they are importable, as versions 0.9.5 and 0.19.0 were.
 """
 
 from __future__ import annotations
@@ -118,3 +118,31 @@ def without_thoughts(trace: Trace) -> Trace:
     """The trace without the words before a call, for which LLaMA-Factory's format has no room."""
     messages = [{**message, "content": ""} if "tool_calls" in message else message for message in trace["messages"]]
     return {**trace, "messages": messages}
+
+
+def test_axolotl_trains_on_our_text_and_leaves_out_the_mistakes(
+    traces: list[Trace], qwen: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AXOLOTL_DO_NOT_TRACK", "1")
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    pytest.importorskip("axolotl")
+    from axolotl.utils.data.sft import prepare_datasets
+    from axolotl.utils.dict import DictDefault
+    from transformers import AutoTokenizer
+
+    from stage1_sft.dataset import encode
+
+    exported(traces, "axolotl", tmp_path)
+    fields = {"field_messages": "messages", "field_tools": "tools", "message_field_training": "train"}
+    source = {"path": str(tmp_path / "axolotl.jsonl"), "ds_type": "json", "type": "chat_template", **fields}
+    limits = {"sequence_len": 4096, "dataset_num_proc": 1, "num_epochs": 1, "batch_size": 1, "val_set_size": 0}
+    config = DictDefault(
+        {"datasets": [source], "dataset_prepared_path": str(tmp_path / "prepared"), "max_steps": 1, **limits}
+    )
+    tokenizer = AutoTokenizer.from_pretrained(qwen)
+    read = prepare_datasets(config, tokenizer)[0]
+    assert len(read) == len(traces) > len(whole(traces))
+    for row, trace in zip(read, traces, strict=True):
+        ours = encode(trace, tokenizer)
+        assert row["input_ids"] == ours["input_ids"]
+        assert row["labels"] == ours["labels"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from shared.config import load_config
 from shared.errors import UserError
-from shared.records import Question, ToolCall, write_jsonl
+from shared.records import JsonlTail, Question, ToolCall, write_jsonl
 from shared.runs import RunDirectory
 from shared.settings import Config
 from shared.tokens import Tokenizer
@@ -21,7 +24,8 @@ from stage1_sft import stage
 from stage1_sft.teacher import bill_line, lesson_file, teach
 from tests.scripted_server import Reply, answer, scripted_server
 from tests.shared.examples import tiny_tokenizer, tokenizer_folder
-from tests.stage1_sft.examples import questions, settings
+from tests.stage1_sft.examples import ROOT, questions, settings
+from tests.tiny_model import save_tiny_model
 
 SEARCH = answer(calls=[ToolCall("search_schema", {"query": "claims"})])
 
@@ -192,3 +196,50 @@ def test_stage_one_teaches_what_the_teacher_solves_and_synthesises_the_rest(tmp_
     bill = counts["train"]["teacher"]  # counts stand in the manifest of the stage
     assert (bill["asked"], bill["solved"], bill["episodes"], bill["requests"]) == (4, 1, 1 + 3 * 3, 20)
     assert "cost" not in bill
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    model, run = save_tiny_model(tmp_path / "model"), RunDirectory(tmp_path / "runs" / "killed")
+    val, *train = questions(tmp_path)
+    hopeless = {train[2].question, train[5].question}
+    run.data.mkdir(parents=True)
+    write_jsonl(run.data / "train.jsonl", train)
+    write_jsonl(run.data / "val.jsonl", [val])
+    golds = {question.question: question.gold_sql for question in [val, *train]}
+    asked: list[int] = []  # the turn of each request
+    process: subprocess.Popen[str] | None = None
+
+    def endpoint(request: dict[str, Any]) -> Any:
+        text, turn = request["messages"][1]["content"], sum(m["role"] == "assistant" for m in request["messages"])
+        asked.append(turn)
+        if process and len(asked) in (7, 16):
+            process.kill()
+        return (sql("SELECT 'no'" if text in hopeless else golds[text]), answer("Done."))[turn]
+
+    with scripted_server(endpoint) as url:
+        overrides = ["agent.context_tokens=4096", "vllm.max_model_len=4096", "teacher.tries=2", "teacher.concurrency=3",
+                     f"teacher.endpoint={url}"]  # fmt: skip
+        config = load_config(ROOT / "pipeline.yaml", "cpu", overrides)
+        kept: list[Any] = []
+        shape = [*overrides, f"model={model}", f"runs_dir={tmp_path / 'runs'}"]
+        options = ["--profile=cpu", "--run-name=killed", "--traces-only", *[f"--set={value}" for value in shape]]
+        for ending in (-9, -9, 0):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "stage1_sft", *options], cwd=ROOT, stdout=subprocess.PIPE, text=True
+            )
+            printed = process.communicate()[0]
+            assert process.returncode == ending, printed
+            rows = JsonlTail(lesson_file(config, run)).new_rows()
+            assert rows[: len(kept)] == kept  # nothing that was paid for is lost
+            kept = rows
+        assert asked.count(0) - len(kept) <= 2 * 3  # begun, not finished: what was under way at the two kills
+        process = None
+        drawn = stage._drawn(train, config.seed)
+        traces, bill = teach(drawn, config, Tokenizer.from_folder(model), RunDirectory(tmp_path / "whole"))
+    assert (bill["solved"], bill["episodes"], bill["rejected"]) == (6, 10, {"wrong": 4})
+    assert json.loads((run.sft / "traces.counts.json").read_text())["teacher"] == bill
+    assert bill_line(bill) in printed
+    written = JsonlTail(run.sft / "traces.jsonl").new_rows()
+    assert written[:6] == list(traces.values())  # in the same order, whenever each was answered
