@@ -161,6 +161,8 @@ def run(arguments: list[str]) -> None:
         plan(pipeline)  # refuses wrong paths before anything is moved
     with locked(directory.path):
         write_json(directory.path / "config.json", to_dict(config))
+        if args.first:
+            print(f"what was finished is kept as *.old, from {args.first} on", flush=True)
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
             if folder(stage, directory).exists():
                 set_aside(folder(stage, directory))
