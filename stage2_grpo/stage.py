@@ -161,9 +161,10 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
         trainer(config, folder, rollouts, questions) as process,
     ):
         for row in follow(config, folder, process, done, total):
-            rollouts.check()
-            if newest_step(checkpoints) < total:  # else they end with the trainer
-                servers.check()
+            reached = newest_step(checkpoints)
+            rollouts.check(next_command(reached))
+            if reached < total:  # else the servers end with the trainer
+                servers.check(next_command(reached))
             if row is None:
                 continue
             rows.append(row)
@@ -236,9 +237,14 @@ def failure(log: Path, status: int, reached: int, total: int) -> str:
     if "ActorDiedError: " in cause and (dead := re.findall(r"^\s*class_name: (\w+)", "\n".join(lines), re.MULTILINE)):
         cause += f" It was {dead[-1]}, which ran out of memory, most likely."
     return (
-        f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
-        "same command again; it continues from the last checkpoint."
+        f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause; "
+        f"{next_command(reached)}."
     )
+
+
+def next_command(reached: int) -> str:
+    """What the user is told when trainer, vLLM, gateway or controller has died; `reached` is the last saved step."""
+    return f"the same command {f'continues after step {reached}' if reached else 'begins again with step 1'}"
 
 
 def plan_export(config: Config, run: RunDirectory) -> list[str]:

@@ -239,3 +239,4 @@ def test_a_failure_quotes_the_weight_guard_then_the_death_then_the_last_error(
     (tmp_path / "trainer.log").write_text(log)
     message = stage.failure(tmp_path / "trainer.log", status, 1, 4)
     assert re.match(rf"The trainer stopped after step 1 of 4 saved: {cause} \(whole log", message)
+    assert message.endswith("Mend the cause; the same command continues after step 1.")
