@@ -136,18 +136,17 @@ def redone(folder: Path) -> None:
 def test_after_a_kill_at_any_line_the_next_command_puts_back_what_was_finished_or_says_where_it_lies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], work: Callable[[Path], None]
 ) -> None:
+    for mark in "za":
+        begin_stage(tmp_path / "0" / "sft", mark)
+        finish_stage(tmp_path / "0" / "sft", mark, seconds=1, outputs={})
     for number in itertools.count(1):
-        folder = tmp_path / str(number) / "sft"
-        for mark in "za":
-            begin_stage(folder, mark)
-            finish_stage(folder, mark, seconds=1, outputs={})
+        folder = shutil.copytree(tmp_path / "0", tmp_path / str(number)) / "sft"
         killed = killed_at(number, work, folder)
         capsys.readouterr()
-        shutil.copytree(folder.parent, copy := tmp_path / "copy")
-        begin_stage(copy / "sft", "a")
-        said = f"{copy / 'sft.old'} is what was finished before" in capsys.readouterr().out
-        assert finished(copy / "sft", "a") or (said and finished(copy / "sft.old", "a"))
-        shutil.rmtree(copy)
+        other = shutil.copytree(folder.parent, tmp_path / f"{number}, other command") / "sft"
+        begin_stage(other, "a")
+        said = f"{other}.old is what was finished before" in capsys.readouterr().out
+        assert finished(other, "a") or (said and finished(other.with_name("sft.old"), "a"))
         with pytest.raises(UserError):
             refused(folder)
         assert finished(folder, "a")
