@@ -52,7 +52,7 @@ def run(config: Config, run: RunDirectory) -> Path:
     kept = training_questions(config, run, model, questions)
     total = total_steps(config, len(kept))
     refuse_nothing_to_train(adopted, total)
-    resume.begin(run.grpo, inputs, config.safety.changed)  # what would refuse to run has done so
+    resume.begin(run.grpo, inputs, config.safety.changed)  # last: a refusal leaves a finished run in its place
     write_jsonl(run.grpo / "train.jsonl", kept)
     train_policy(config, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
     return conclude(config, run, model, inputs, started)
