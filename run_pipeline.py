@@ -143,13 +143,12 @@ def base_model(config: Config) -> Path:
         return pool.submit(resolve, config.model, model_cache(config)).result()
 
 
-def run(arguments: list[str]) -> None:
+def run(args: argparse.Namespace) -> None:
     """The main job: every stage in turn; finished ones say so and are skipped."""
     from shared.config import to_dict
     from shared.services import locked
     from shared.usage import measured
 
-    args = run_parser().parse_args(arguments)
     config, directory = resolve(args)
     settings = [part for setting in args.overrides for part in ("--set", setting)]
     options = ("--config", str(args.config), "--profile", config.profile, "--run-name", args.run_name, *settings)
@@ -161,6 +160,8 @@ def run(arguments: list[str]) -> None:
         plan(pipeline)  # refuses wrong paths before anything is moved
     with locked(directory.path):
         write_json(directory.path / "config.json", to_dict(config))
+        if args.first:
+            print(f"what was finished is kept as *.old, from {args.first} on", flush=True)
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
             if folder(stage, directory).exists():
                 set_aside(folder(stage, directory))
@@ -201,9 +202,9 @@ def setup_parser() -> argparse.ArgumentParser:
     return parser
 
 
-COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[list[str]], object]]] = {
+COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], object]]] = {
     "run": (run_parser, run),
-    "check": (checks.parser, lambda arguments: sys.exit(checks.check(ROOT, arguments))),
+    "check": (checks.parser, lambda args: sys.exit(checks.check(ROOT, args))),
     "setup": (setup_parser, lambda _: print("ready")),
 }
 
@@ -212,11 +213,11 @@ def main() -> None:
     """Read the command line, enter the environment, made first where it is missing, and carry the command out."""
     name, *rest = sys.argv[1:] or ["run"]
     parser, work = COMMANDS.get(name, COMMANDS["run"])
-    arguments = rest if name in COMMANDS else [name, *rest]
-    args = parser().parse_args(arguments)  # refused, or helped, before anything is set up
+    given = rest if name in COMMANDS else [name, *rest]
+    args = parser().parse_args(given)  # refused, or helped, before anything is set up
     profile, dry_run = args.profile or environment.default_profile(), getattr(args, "dry_run", False)
     environment.enter(ROOT, profile, any_device=dry_run)  # so that a plan for the other device rebuilds nothing
-    work(arguments)
+    work(args)
 
 
 if __name__ == "__main__":

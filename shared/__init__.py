@@ -1,0 +1,8 @@
+"""What both stages use; works without torch."""
+
+import sys
+
+if sys.argv[:1] == ["-m"]:  # `python -m shared.…` imports that module next, for which this Python may lack packages
+    from shared import cli
+
+    sys.excepthook = cli.explain

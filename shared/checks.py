@@ -19,9 +19,8 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def check(root: Path, arguments: list[str]) -> int:
-    """Run all checks of the repository at `root`; stops at the first that fails and returns its status."""
-    args = parser().parse_args(arguments)
+def check(root: Path, args: argparse.Namespace) -> int:
+    """Run the checks of the repository at `root` that the options name; stops at the first that fails, returns its status."""
     marks = [] if (args.profile or default_profile()) == "gpu" else ["not gpu"]
     tests = ["pytest", "-m", " and ".join([*marks, *(["not slow"] if args.fast else [])])]
     if args.fast:  # the slow ones use all cores themselves

@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import FrameType, TracebackType
 
 from shared.environment import is_inside
 from shared.errors import UserError
@@ -24,6 +24,7 @@ from shared.settings import PROFILES, Config
 
 READER_GONE = 128 + signal.SIGPIPE
 ROOT = Path(__file__).resolve().parents[1]
+_AGAIN_SECONDS = 0.5
 
 
 def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
@@ -89,12 +90,20 @@ def run_main(main: Callable[[], None]) -> None:
         try:
             _run_and_explain(main)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             print(end="", flush=True)  # here, where a reader that has gone can still be noticed
     except BrokenPipeError:
         if not _reader_is_gone():
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         sys.exit(READER_GONE)
+
+
+def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """`sys.excepthook` of a command whose imports come before its `run_main`."""
+    if isinstance(error, Exception) and _told(error):
+        sys.exit(2)
+    sys.__excepthook__(kind, error, trace)
 
 
 def _run_and_explain(main: Callable[[], None]) -> None:
@@ -104,11 +113,17 @@ def _run_and_explain(main: Callable[[], None]) -> None:
         print("interrupted; the same command continues where it stopped", file=sys.stderr)
         sys.exit(130)
     except Exception as error:  # whatever library was writing: torch, safetensors and sqlite have errors of their own
-        sentence = _for_the_user(error)
-        if sentence is None:
-            raise
+        if _told(error):
+            sys.exit(2)
+        raise
+
+
+def _told(error: Exception) -> bool:
+    """Whether there is something that the user can do about an error, and it has been printed."""
+    sentence = _for_the_user(error)
+    if sentence:
         print(f"error: {sentence}", file=sys.stderr)
-        sys.exit(2)
+    return sentence is not None
 
 
 def _reader_is_gone() -> bool:
@@ -124,9 +139,9 @@ def _for_the_user(error: Exception) -> str | None:
         return str(error)
     if _disk_is_full(error):
         return f"The disk is full ({error}); free some space and run the same command again, it continues where it stopped."
-    if isinstance(error, ModuleNotFoundError) and not is_inside(ROOT):
+    if isinstance(error, (ImportError, SyntaxError)) and not is_inside(ROOT):
         return (
-            f"This Python ({sys.executable}) lacks the package {error.name}; use {ROOT / '.venv/bin/python'}, which "
+            f"This Python ({sys.executable}) cannot run this ({error}); use {ROOT / '.venv/bin/python'}, which "
             "`python run_pipeline.py setup` makes."
         )
     if isinstance(error, OSError) and error.filename:
@@ -141,4 +156,15 @@ def _disk_is_full(error: BaseException) -> bool:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    """Unwind, and try again until that is going on: a destructor or a library's `except` may have dropped the exception."""
+    if not _is_unwinding():
+        signal.signal(signal.SIGALRM, _terminate)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+        raise KeyboardInterrupt
+
+
+def _is_unwinding() -> bool:
+    error = sys.exception()
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None

@@ -136,32 +136,30 @@ def _sizes(outputs: Mapping[str, Any]) -> dict[str, int]:
 @contextlib.contextmanager
 def attempt(folder: Path, expected: str) -> Iterator[None]:
     """`begin_stage`, taken back when the block refuses its inputs (UserError): what was finished before stands there again."""
-    aside = begin_stage(folder, expected)
+    begin_stage(folder, expected)
     try:
         yield
     except UserError:
-        if aside:
-            refused = folder.with_name(folder.name + ".refused")
-            shutil.rmtree(refused, ignore_errors=True)
-            folder.rename(refused)  # first, so that a kill leaves no folder of which half is there
-            aside.rename(folder)
-            shutil.rmtree(refused)
-            print(f"{folder} is again what it was before", flush=True)
+        if not read_manifest(folder) and read_manifest(kept := _kept(folder)):
+            _discard(folder)
+            kept.rename(folder)
+            print(f"{folder} is again what was finished before", flush=True)
         raise
 
 
-def begin_stage(folder: Path, expected: str, **details: Any) -> Path | None:
+def begin_stage(folder: Path, expected: str, **details: Any) -> None:
     """Open a stage folder: keep a half-finished attempt of the same fingerprint, else start from an empty folder.
 
-    A finished stage that no longer fits is set aside as `<folder>.old` (replacing an older one), not deleted; returns that
-    path then. `details` are noted beside the fingerprint for `read_started`.
+    A finished stage that no longer fits is set aside, not deleted. `details` are noted beside the fingerprint for
+    `read_started`.
     """
-    marker = folder / STARTED
-    same = read_started(folder).get("fingerprint") == expected
-    aside = set_aside(folder) if folder.exists() and not same else None
+    if folder.exists() and read_started(folder).get("fingerprint") != expected:
+        set_aside(folder)
+    if read_manifest(kept := _kept(folder)):
+        print(f"{kept} is what was finished before; to have it back, put it in the place of {folder}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(marker, {"fingerprint": expected, "started": time.strftime("%Y-%m-%dT%H:%M:%S"), **details})
-    return aside
+    started = time.strftime("%Y-%m-%dT%H:%M:%S")
+    write_json(folder / STARTED, {"fingerprint": expected, "started": started, **details})
 
 
 def read_started(folder: Path) -> dict[str, Any]:
@@ -169,24 +167,31 @@ def read_started(folder: Path) -> dict[str, Any]:
     return read_object(folder / STARTED)
 
 
-def set_aside(folder: Path) -> Path | None:
-    """Move a finished stage to `<folder>.old` and return that path; delete an unfinished one.
-
-    The rename comes first, so a kill leaves no mix.
-    """
-    is_finished = read_manifest(folder) is not None
+def set_aside(folder: Path) -> None:
+    """Move a finished stage to `<folder>.old`, replacing an older one there; delete an unfinished one."""
+    if read_manifest(folder):
+        if (kept := _kept(folder)).exists():
+            _discard(kept)
+        folder.rename(kept)
+        return
     there = {path.name for path in folder.iterdir()}
     ours = there & {STARTED, f"{STARTED}.partial"}  # a kill may have come before the partial file got its name
-    if there and not is_finished and not ours:
+    if there and not ours:
         raise UserError(f"{folder} holds files that no run wrote; choose another runs_dir or --run-name.")
-    aside = folder.with_name(folder.name + (".old" if is_finished else ".discarded"))
-    shutil.rmtree(aside, ignore_errors=True)
-    folder.rename(aside)
-    if is_finished:
-        print(f"{folder} was made from other inputs or settings; it is kept as {aside}", flush=True)
-        return aside
-    shutil.rmtree(aside)
-    return None
+    _discard(folder)
+
+
+def _kept(folder: Path) -> Path:
+    """Where a finished stage is set aside."""
+    return folder.with_name(f"{folder.name}.old")
+
+
+def _discard(folder: Path) -> None:
+    """Delete a folder; the rename comes first, so a kill leaves no mix."""
+    discarded = folder.with_name(f"{folder.name}.discarded")
+    shutil.rmtree(discarded, ignore_errors=True)
+    folder.rename(discarded)
+    shutil.rmtree(discarded)
 
 
 def finish_stage(

@@ -103,10 +103,12 @@ class OwnedProcess:
         """Whether the command still runs."""
         return self._process is not None and self._process.poll() is None
 
-    def check(self) -> None:
-        """Raise UserError with the log's last lines when the service has died."""
+    def check(self, advice: str = "") -> None:
+        """Raise UserError with `advice` and the log's last lines when the service has died."""
         if not self.running:
-            raise UserError(f"{self.name} ended unexpectedly ({self._status()}).{self._last_words()}")
+            raise UserError(
+                f"{self.name} ended unexpectedly ({self._status()}){advice and f'; {advice}'}.{self._last_words()}"
+            )
 
     def wait(self) -> int:
         """Wait until the command ends by itself and return its exit status (128 + n when signal n ended it)."""

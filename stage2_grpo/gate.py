@@ -1,8 +1,8 @@
 """The readiness gate: before GRPO the start model plays training questions the way the rollouts will.
 
-    grpo/gate/{vllm.log,episodes.jsonl,rewards.jsonl,sample_2/,…}   the probe: an evaluation, gate.samples times
-    grpo/gate/gate.json                                             its figures, and which samples of a question are right
-    grpo/train.jsonl                                                the questions that GRPO trains on
+    gate/<mark>/{vllm.log,episodes.jsonl,rewards.jsonl,sample_2/,…}   the probe: an evaluation, gate.samples times
+    gate/<mark>/gate.json                                             its figures, and which samples of a question are right
+    grpo/train.jsonl                                                  the questions that GRPO trains on
 
 GRPO compares episodes of one question, so it needs a model that calls tools and is right sometimes, not always. A model
 below the thresholds would cost a night and learn nothing. Questions that were always or never solved are
@@ -61,15 +61,14 @@ def main(arguments: Sequence[str]) -> None:
     )
 
 
-def training_questions(config: Config, folder: Path, model: Path, questions: Sequence[Question]) -> list[Question]:
+def training_questions(config: Config, run: RunDirectory, model: Path, questions: Sequence[Question]) -> list[Question]:
     """The questions to train on, after the gate; all of them without one. A finished probe of the same is read again.
 
     Raises UserError when the model is not ready.
     """
     if not config.gate.questions:
         return list(questions)
-    asked = questions[: config.gate.questions]
-    readiness, solved = probed(config, folder / "gate", probe_mark(config, model, asked), model, asked)
+    readiness, solved = probed(config, run, model, questions[: config.gate.questions])
     print(f"grpo: gate  {readiness_line(readiness)}", flush=True)
     if sentence := shortfall(readiness, config.gate):
         raise UserError(sentence)
@@ -90,8 +89,7 @@ def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
     found = {}
     for model in models:
         check_model_folder(model, "--model")
-        mark = probe_mark(config, model, questions)
-        found[model] = probed(config, run.path / "gate" / mark[:12], mark, model, questions)[0]
+        found[model] = probed(config, run, model, questions)[0]
     for model, readiness in found.items():
         print(f"{readiness_line(readiness)}  {model}\n    {shortfall(readiness, config.gate) or 'ready'}")
     best = readiest(found, config.gate)
@@ -128,10 +126,10 @@ def _as_evaluation(config: Config) -> Config:
     return dataclasses.replace(config, evaluate=evaluate)
 
 
-def probed(
-    config: Config, folder: Path, mark: str, model: Path, questions: Sequence[Question]
-) -> tuple[Readiness, Outcomes]:
-    """The result of the probe `mark` in `folder`, played unless it is there; an interrupted one is continued."""
+def probed(config: Config, run: RunDirectory, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
+    """The result of the probe, played unless it is there; an interrupted one is continued."""
+    mark = probe_mark(config, model, questions)
+    folder = run.path / "gate" / mark[:12]
     file = folder / GATE_FILE
     saved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if saved.get("fingerprint") == mark:

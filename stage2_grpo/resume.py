@@ -46,29 +46,36 @@ def stage_inputs(config: Config, model: Path, train: Path, validation: Path) -> 
     return {**parts, "data": data, **{name: runs.fingerprint(it=value) for name, value in contents.items()}}
 
 
-def begin(folder: Path, inputs: Mapping[str, Any], changed: str) -> int:
-    """Open the stage folder for a run that depends on `inputs`, nested plain values.
+def adopted_step(folder: Path, inputs: Mapping[str, Any], changed: str) -> int:
+    """The step from which a run of `inputs`, nested plain values, goes on although other inputs made it; 0 if there is none.
 
-    An unfinished run of other inputs that has saved a step is refused, continued or started anew, as `changed` says; raises
-    UserError naming the differences. Returns the step from which the run goes on with changed inputs, 0 if they are the same.
+    Raises UserError naming the differences when an unfinished run of other inputs has saved a step and `changed` is refuse.
+    Changes nothing.
     """
-    mark = runs.fingerprint(**inputs)
     before = runs.read_started(folder)
-    adopted = before.get("adopted_step", 0) if before.get("fingerprint") == mark else 0
+    if before.get("fingerprint") == runs.fingerprint(**inputs):
+        return int(before.get("adopted_step", 0))
     step = 0 if runs.read_manifest(folder) else newest_step(folder / "checkpoints")
-    if step and before.get("fingerprint") != mark:
-        differences = list(differing(before.get("inputs", {}), inputs))
-        if changed == "refuse":
-            raise UserError(
-                f"The interrupted run in {folder} (step {step} saved) began with other data or settings: "
-                f"{'; '.join(differences[:5])}. Restore them, or give --set safety.changed=continue to go on with the new "
-                "ones, or --set safety.changed=restart to throw its steps away."
-            )
-        if changed == "continue":
-            _adopt(folder, mark, step, differences)
-            adopted = step
-    runs.begin_stage(folder, mark, inputs=dict(inputs), adopted_step=adopted)
-    return adopted
+    if step and changed == "refuse":
+        raise UserError(
+            f"The interrupted run in {folder} (step {step} saved) began with other data or settings: "
+            f"{'; '.join(_differences(before, inputs)[:5])}. Restore them, or give --set safety.changed=continue to go on with "
+            "the new ones, or --set safety.changed=restart to throw its steps away."
+        )
+    return step if changed == "continue" else 0
+
+
+def begin(folder: Path, inputs: Mapping[str, Any], changed: str) -> None:
+    """Open the stage folder for a run that depends on `inputs`: one that `adopted_step` allows goes on, else it starts anew."""
+    mark, before, adopted = runs.fingerprint(**inputs), runs.read_started(folder), adopted_step(folder, inputs, changed)
+    noted = {"inputs": dict(inputs), "adopted_step": adopted}
+    if adopted and before.get("fingerprint") != mark:
+        differences = _differences(before, inputs)
+        print(f"grpo: goes on after step {adopted} with changed {'; '.join(differences)}", flush=True)
+        if any(difference.startswith(_ORDER) for difference in differences):  # the order of the rows begins anew
+            (step_folder(folder / "checkpoints", adopted) / "data.pt").unlink(missing_ok=True)
+        runs.write_json(folder / runs.STARTED, {"fingerprint": mark, **noted})
+    runs.begin_stage(folder, mark, **noted)
 
 
 def differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -82,9 +89,5 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "
             yield f"{prefix}{key} {old} -> {new}" if is_setting else key
 
 
-def _adopt(folder: Path, mark: str, step: int, differences: list[str]) -> None:
-    """Make the new inputs those of the interrupted run; where its rows changed, their order begins anew."""
-    print(f"grpo: goes on after step {step} with changed {'; '.join(differences)}", flush=True)
-    if any(difference.startswith(_ORDER) for difference in differences):
-        (step_folder(folder / "checkpoints", step) / "data.pt").unlink(missing_ok=True)
-    runs.write_json(folder / runs.STARTED, {"fingerprint": mark})
+def _differences(before: Mapping[str, Any], inputs: Mapping[str, Any]) -> list[str]:
+    return list(differing(before.get("inputs", {}), inputs))

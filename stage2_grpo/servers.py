@@ -37,8 +37,8 @@ class ServerWatch:
         self._seen: set[str] = set()  # alive; one that never answered may just be out of reach from here
         self._dead_since: dict[str, float] = {}
 
-    def check(self) -> None:
-        """Raise UserError when a server has been dead for the patience; may be called as often as one likes."""
+    def check(self, advice: str) -> None:
+        """Raise UserError, with advice, when a server has been dead for the patience; may be called as often as one likes."""
         now = time.monotonic()
         if now < self._asked + self._pause:
             return
@@ -51,7 +51,7 @@ class ServerWatch:
             if now - since >= self._patience:
                 raise UserError(
                     f"The rollout server (vLLM) at {address} has died, most likely for lack of memory; its last words stand in "
-                    f"{self._log}. Run the same command again; it continues from the last checkpoint."
+                    f"{self._log}; {advice}."
                 )
 
 

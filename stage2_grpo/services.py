@@ -46,10 +46,10 @@ class Rollouts:
     key: str
     processes: tuple[OwnedProcess, ...]
 
-    def check(self) -> None:
-        """Raise UserError when one of them has died: the trainer would wait for its episodes for ever."""
+    def check(self, advice: str = "") -> None:
+        """Raise UserError, with advice, when one of them has died: the trainer would wait for its episodes for ever."""
         for process in self.processes:
-            process.check()
+            process.check(advice)
 
     def client(self, timeout: float) -> httpx.Client:
         """The trainer's view of the gateway; `timeout` in seconds for each request."""

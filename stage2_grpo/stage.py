@@ -47,11 +47,12 @@ def run(config: Config, run: RunDirectory) -> Path:
     questions = list(read_questions(train))
     before_run(config, run, model, questions)
     self_test(questions, config.grpo, config.sandbox)
-    adopted = resume.begin(run.grpo, inputs, config.safety.changed)
+    adopted = resume.adopted_step(run.grpo, inputs, config.safety.changed)
     started = time.monotonic()
-    kept = training_questions(config, run.grpo, model, questions)
+    kept = training_questions(config, run, model, questions)
     total = total_steps(config, len(kept))
     refuse_nothing_to_train(adopted, total)
+    resume.begin(run.grpo, inputs, config.safety.changed)  # last: a refusal leaves a finished run in its place
     write_jsonl(run.grpo / "train.jsonl", kept)
     train_policy(config, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
     return conclude(config, run, model, inputs, started)
@@ -160,9 +161,10 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
         trainer(config, folder, rollouts, questions) as process,
     ):
         for row in follow(config, folder, process, done, total):
-            rollouts.check()
-            if newest_step(checkpoints) < total:  # else they end with the trainer
-                servers.check()
+            reached = newest_step(checkpoints)
+            rollouts.check(next_command(reached))
+            if reached < total:  # else the servers end with the trainer
+                servers.check(next_command(reached))
             if row is None:
                 continue
             rows.append(row)
@@ -235,9 +237,14 @@ def failure(log: Path, status: int, reached: int, total: int) -> str:
     if "ActorDiedError: " in cause and (dead := re.findall(r"^\s*class_name: (\w+)", "\n".join(lines), re.MULTILINE)):
         cause += f" It was {dead[-1]}, which ran out of memory, most likely."
     return (
-        f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause and run the "
-        "same command again; it continues from the last checkpoint."
+        f"The trainer stopped after step {reached} of {total} saved: {cause} (whole log: {log}). Mend the cause; "
+        f"{next_command(reached)}."
     )
+
+
+def next_command(reached: int) -> str:
+    """What the user is told when trainer, vLLM, gateway or controller has died; `reached` is the last saved step."""
+    return f"the same command {f'continues after step {reached}' if reached else 'begins again with step 1'}"
 
 
 def plan_export(config: Config, run: RunDirectory) -> list[str]:

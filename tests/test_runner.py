@@ -53,8 +53,12 @@ def directory(tmp_path: Path) -> RunDirectory:
     return RunDirectory(tmp_path / "runs" / "main")
 
 
+def run(arguments: list[str]) -> None:
+    run_pipeline.run(run_pipeline.run_parser().parse_args(arguments))
+
+
 def test_one_stage_alone(options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     assert (directory.data / "train.jsonl").exists()
     assert not directory.sft.exists()
     assert json.loads((directory.path / "config.json").read_text())["profile"] == "cpu"
@@ -65,19 +69,19 @@ def test_one_stage_alone(options: list[str], directory: RunDirectory, capsys: py
 def test_a_finished_stage_is_skipped_and_its_cost_kept(
     options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     before, manifest = read_usage(directory), (directory.data / "manifest.json").stat().st_mtime_ns
     capsys.readouterr()
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     assert "already" in capsys.readouterr().out
     assert (directory.data / "manifest.json").stat().st_mtime_ns == manifest
     assert read_usage(directory) == before
 
 
 def test_changed_settings_run_a_stage_again(options: list[str], directory: RunDirectory) -> None:
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     before = read_manifest(directory.data)
-    run_pipeline.run([*options, "--only", "data", "--set", "seed=5"])
+    run([*options, "--only", "data", "--set", "seed=5"])
     after = read_manifest(directory.data)
     assert before is not None
     assert after is not None
@@ -86,16 +90,16 @@ def test_changed_settings_run_a_stage_again(options: list[str], directory: RunDi
 
 @pytest.mark.parametrize("stage", ["sft-eval", "grpo", "grpo-eval"])
 def test_a_stage_without_its_input_says_which_to_run(options: list[str], directory: RunDirectory, stage: str) -> None:
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     needed = "sft" if stage != "grpo-eval" else "grpo"
     with pytest.raises(UserError, match=rf"{needed} holds no finished checkpoint.*--from {needed}"):
-        run_pipeline.run([*options, "--only", stage])
+        run([*options, "--only", stage])
 
 
 def test_a_report_of_nothing_is_refused(options: list[str], directory: RunDirectory) -> None:
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     with pytest.raises(UserError, match="no finished evaluation"):
-        run_pipeline.run([*options, "--only", "report"])
+        run([*options, "--only", "report"])
 
 
 def test_from_forgets_that_stage_and_all_later_ones(options: list[str], directory: RunDirectory, spider: Path) -> None:
@@ -104,7 +108,7 @@ def test_from_forgets_that_stage_and_all_later_ones(options: list[str], director
         finish_stage(folder, "x", seconds=1, outputs={"model": "/nowhere"})
     (spider / "dev.json").unlink()
     with pytest.raises(UserError, match="holds neither"):  # the data stage, which is first in line, cannot run
-        run_pipeline.run([*options, "--from", "sft"])
+        run([*options, "--from", "sft"])
     assert directory.evaluation("base").exists()
     assert not directory.sft.exists()
     assert not directory.grpo.exists()
@@ -112,16 +116,16 @@ def test_from_forgets_that_stage_and_all_later_ones(options: list[str], director
 
 
 def test_from_moves_nothing_when_a_path_is_wrong(options: list[str], directory: RunDirectory, tmp_path: Path) -> None:
-    run_pipeline.run([*options, "--only", "data"])
+    run([*options, "--only", "data"])
     with pytest.raises(UserError, match=r"data\.avoid: there is no .*typo"):
-        run_pipeline.run([*options, "--from", "data", "--set", f"data.avoid={tmp_path / 'typo'}"])
+        run([*options, "--from", "data", "--set", f"data.avoid={tmp_path / 'typo'}"])
     assert read_manifest(directory.data)
 
 
 def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_pipeline.run([*options, "--dry-run"])
+    run([*options, "--dry-run"])
     plan = capsys.readouterr().out
     for folder in (directory.data, directory.sft, directory.grpo, directory.evaluation("base"), directory.report):
         assert str(folder) in plan
@@ -199,8 +203,8 @@ def test_every_command_of_the_readme_is_understood(line: str, spider: Path, tmp_
     if not only_help:
         argv += ["--profile", "cpu"]
     if "shared.evaluate" in words:
-        run_pipeline.run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set",
-                          f"runs_dir={tmp_path}", "--set", f"data.spider_dir={spider}"])  # fmt: skip
+        run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set", f"runs_dir={tmp_path}",
+             "--set", f"data.spider_dir={spider}"])  # fmt: skip
         argv += ["--set", f"runs_dir={tmp_path}"]
     ended = subprocess.run(
         ["env", *(f"{k}={v}" for k, v in variables.items()), *argv], cwd=REPO, capture_output=True, text=True

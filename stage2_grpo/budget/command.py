@@ -16,7 +16,7 @@ from shared.errors import UserError
 from shared.model_folder import check_model_folder, local_path
 from shared.model_shape import ModelShape, read_shape
 from shared.records import JsonlTail, Question, read_questions
-from shared.runs import RunDirectory, model_cache, question_file
+from shared.runs import RunDirectory, model_cache, question_file, read_manifest, read_started
 from shared.settings import Config
 from stage2_grpo import stage
 from stage2_grpo.budget import memory
@@ -28,6 +28,7 @@ _DESCRIPTION = """Measures, with the model's tokenizer, the traces of stage 1 an
 limits of prompts, episodes and rows, the KV cache, and what fits GPUs of 16 to 80 GiB. Without traces stage 1 makes them
 first (no training). Ends with the --set lines to use; changes no setting."""
 _SPLITS = ("train", "val", "test")
+_REFUSED = 2  # stage 1 says so when no trace is within the limits, and has written those that are not
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
     if args.dry_run:
         print(f"would measure {', '.join(map(str, sources(run))) or f'traces that stage 1 makes in {run.sft}'}")
         return
-    if not sources(run):
+    if not sources(run) or _half_made(run):
         _make_traces(args)
     questions = [question for split in _SPLITS for question in read_questions(question_file(run, split))]
     model = args.model or _model(config, run)
@@ -90,14 +91,24 @@ def _model(config: Config, run: RunDirectory) -> Path:
         raise UserError(f"Model {config.model} is not on this machine; name a folder with --model.") from None
 
 
+def _half_made(run: RunDirectory) -> bool:
+    """Whether stage 1 was ended while it made the traces; those to validate on come last."""
+    unfinished = read_started(run.sft) and not read_manifest(run.sft)
+    return bool(unfinished) and not (run.sft / "val_traces.jsonl").exists()
+
+
 def _make_traces(args: argparse.Namespace) -> None:
     """Have stage 1 synthesise the traces of this run: stages meet on disk only."""
     options = ["--config", str(args.config), "--run-name", args.run_name]
     options += ["--profile", args.profile] if args.profile else []
     options += [part for override in args.overrides for part in ("--set", override)]
     command = [sys.executable, "-m", "stage1_sft", "--traces-only", *options]
-    if subprocess.run(command, stdout=sys.__stderr__).returncode != 0 and not sources(resolve(args)[1]):
-        raise UserError("Stage 1 could not make the traces to measure; see its message above.")
+    status = subprocess.run(command, stdout=sys.__stderr__).returncode
+    if status not in (0, _REFUSED) or not sources(resolve(args)[1]):
+        raise UserError(
+            f"Stage 1 did not make all traces to measure (exit status {status}); see its message above, then run the same "
+            "command again."
+        )
 
 
 def _report(

@@ -85,11 +85,24 @@ def test_a_pipe_that_breaks_elsewhere_is_a_bug() -> None:
     assert "Traceback" in ended.stderr
 
 
-@pytest.mark.parametrize("module", ["data", "stage1_sft", "stage2_grpo"])
+@pytest.mark.parametrize(
+    "module", ["data", "stage1_sft", "stage2_grpo", "shared.analyse", "shared.evaluate", "shared.report"]
+)
 def test_another_python_is_told_which_one_to_use(module: str) -> None:
     ended = subprocess.run([sys.executable, "-S", "-m", module], cwd=REPO, capture_output=True, text=True)
     assert ended.returncode == 2
-    assert re.fullmatch(r"error: This Python .* lacks the package \w+; use .*\.venv/bin/python, .*\n", ended.stderr)
+    assert re.fullmatch(
+        r"error: This Python .* cannot run this \(No module named .*\); use .*\.venv/bin/python, .*\n", ended.stderr
+    )
+
+
+def test_a_python_too_old_for_our_code_is_told_which_one_to_use() -> None:
+    code = "from shared.cli import run_main; run_main(lambda: exec('a new form of Python'))"
+    ended = subprocess.run([sys.executable, "-S", "-c", code], cwd=REPO, capture_output=True, text=True)
+    assert ended.returncode == 2
+    assert re.match(
+        r"error: This Python .* cannot run this \(invalid syntax .*\); use .*\.venv/bin/python", ended.stderr
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -106,6 +119,30 @@ def main():
     assert ended.returncode == 130
     assert ended.stdout == "services ended\n"
     assert "the same command continues where it stopped" in ended.stderr
+
+
+DROPPING = {
+    "a destructor": "type('Careless', (), {'__del__': lambda _: os.kill(os.getpid(), 15)})()",
+    "a library": "\n    try: os.kill(os.getpid(), 15)\n    except BaseException: pass",
+}
+
+
+@pytest.mark.parametrize("dropped", DROPPING.values(), ids=DROPPING)
+def test_a_termination_that_was_dropped_is_tried_again_but_never_cuts_short_what_ends_the_services(
+    dropped: str,
+) -> None:
+    ended = run(f"""
+import os, shared.cli, time
+shared.cli._AGAIN_SECONDS = 0.05
+def main():
+    {dropped}
+    try:
+        time.sleep(10)
+    finally:
+        time.sleep(0.2)
+        print("services ended")
+""")
+    assert (ended.returncode, ended.stdout) == (130, "services ended\n")
 
 
 def test_options_name_settings_and_run_directory() -> None:

@@ -1,10 +1,17 @@
 """Run directories: a manifest means complete, and only for exactly what it was made from."""
 
+import itertools
 import json
+import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 
+from shared import runs
 from shared.errors import UserError
 from shared.runs import (
     MANIFEST,
@@ -16,6 +23,7 @@ from shared.runs import (
     finished,
     installed_versions,
     read_manifest,
+    set_aside,
     write_json,
 )
 
@@ -87,10 +95,64 @@ def test_an_attempt_whose_inputs_are_refused_leaves_what_was_finished_before(tmp
     with pytest.raises(UserError), attempt(tmp_path / "sft", "b"):
         raise UserError("The teacher does not answer.")
     assert finished(tmp_path / "sft", "a")
-    with pytest.raises(KeyboardInterrupt), attempt(tmp_path / "sft", "b"):
-        raise KeyboardInterrupt
-    assert read_manifest(tmp_path / "sft") is None
-    assert finished(tmp_path / "sft.old", "a")
+
+
+class Killed(BaseException):
+    """Ends the work as kill -9 would: nothing in shared/runs.py handles it."""
+
+
+def killed_at(number: int, work: Callable[[Path], None], folder: Path) -> bool:
+    """Do the work up to the n-th line that shared/runs.py executes; whether it got that far."""
+    lines, before = itertools.count(1), sys.gettrace()
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        if frame.f_code.co_filename != runs.__file__:
+            return None
+        if event == "line" and next(lines) == number:
+            raise Killed
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work(folder)
+    except (Killed, UserError) as end:
+        return isinstance(end, Killed)
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def refused(folder: Path) -> None:
+    with attempt(folder, "b"):
+        raise UserError("The teacher does not answer.")
+
+
+def redone(folder: Path) -> None:
+    set_aside(folder)
+    begin_stage(folder, "b")
+
+
+@pytest.mark.parametrize("work", [refused, redone])
+def test_after_a_kill_at_any_line_the_next_command_puts_back_what_was_finished_or_says_where_it_lies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], work: Callable[[Path], None]
+) -> None:
+    for mark in "za":
+        begin_stage(tmp_path / "0" / "sft", mark)
+        finish_stage(tmp_path / "0" / "sft", mark, seconds=1, outputs={})
+    for number in itertools.count(1):
+        folder = shutil.copytree(tmp_path / "0", tmp_path / str(number)) / "sft"
+        killed = killed_at(number, work, folder)
+        capsys.readouterr()
+        other = shutil.copytree(folder.parent, tmp_path / f"{number}, other command") / "sft"
+        begin_stage(other, "a")
+        said = f"{other}.old is what was finished before" in capsys.readouterr().out
+        assert finished(other, "a") or (said and finished(other.with_name("sft.old"), "a"))
+        with pytest.raises(UserError):
+            refused(folder)
+        assert finished(folder, "a")
+        if not killed:
+            break
+    assert number > 20
 
 
 @pytest.mark.parametrize("text", ["", '{"fingerprint": ', "[1]"])

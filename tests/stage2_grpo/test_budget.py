@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from shared.errors import UserError
 from shared.model_shape import ModelShape, Tensor
 from shared.prompts import TOOLS, opening_messages
 from shared.records import Message, Question, ToolCall, write_jsonl
+from shared.runs import STARTED, write_json
 from shared.settings import Config
 from stage2_grpo.budget import command, memory
 from stage2_grpo.budget.lengths import Counter, EpisodeLengths, Replay, calls_of, from_record, from_trace
@@ -233,6 +235,36 @@ def test_a_run_without_questions_is_named(tmp_path: Path) -> None:
     (tmp_path / "runs" / "main" / "data" / "train.jsonl").unlink()
     with pytest.raises(UserError, match=r"train\.jsonl are missing"):
         command.main(options)
+
+
+def played_stage1(folder: Path, monkeypatch: pytest.MonkeyPatch, ending: str) -> list[str]:
+    """Options of a run without traces, whose stage 1 is a shell script: it writes training traces and ends like this."""
+    options, sft = run_with_traces(folder), folder / "runs" / "main" / "sft"
+    (sft / "traces.jsonl").rename(folder / "made.jsonl")
+    write_json(sft / STARTED, {"fingerprint": "mark"})
+    script = folder / "python"
+    script.write_text(f"#!/bin/sh\ncp {folder / 'made.jsonl'} {sft / 'traces.jsonl'}\n{ending}\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    return options
+
+
+@pytest.mark.parametrize("ending", ["kill -TERM $$", "kill -KILL $$", "exit 130", "exit 1"])
+def test_traces_of_an_interrupted_stage_1_are_not_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    options = played_stage1(tmp_path, monkeypatch, ending)
+    for _ in range(2):  # what the first one left is there the second time
+        with pytest.raises(UserError, match=r"did not make all traces .*exit status .*same command again"):
+            command.main(options)
+
+
+@pytest.mark.parametrize("ending", ["exit 0", "exit 2"], ids=["made", "none within the limits"])
+def test_traces_of_a_stage_1_that_came_to_its_end_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    command.main(played_stage1(tmp_path, monkeypatch, ending))
+    assert "measured 2 episodes" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -32,15 +32,27 @@ READY = Readiness(
 
 
 def finished_probe(
-    grpo: Path, asked: Sequence[Question], readiness: Readiness = READY, **solved: Sequence[bool]
+    run: RunDirectory, model: Path, asked: Sequence[Question], readiness: Readiness = READY, **solved: Sequence[bool]
 ) -> Path:
-    """A probe of a model in the folder of stage 2; returns the model."""
-    (grpo / "model").mkdir()
-    (grpo / "model" / "config.json").write_text("{}")
-    mark = probe_mark(CONFIG, grpo / "model", asked)
-    begin_stage(grpo / "gate", mark)
-    write_json(grpo / "gate" / "gate.json", {"fingerprint": mark, "readiness": asdict(readiness), "solved": solved})
-    return grpo / "model"
+    """Give the run a finished probe of a model; returns its folder."""
+    mark = probe_mark(CONFIG, model, asked)
+    folder = run.path / "gate" / mark[:12]
+    begin_stage(folder, mark)
+    write_json(folder / "gate.json", {"fingerprint": mark, "readiness": asdict(readiness), "solved": solved})
+    return folder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A model folder without a tokenizer, which cannot be served."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "model"
 
 
 def questions(*names: str) -> list[Question]:
@@ -94,44 +106,41 @@ def test_flat_questions_fill_at_most_their_share() -> None:
 
 
 def test_a_finished_probe_is_read_again_and_shapes_the_training_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: RunDirectory, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = questions("never", "mixed")
-    model = finished_probe(tmp_path, asked, never=[False, False], mixed=[True, False])
+    finished_probe(run, model, asked, never=[False, False], mixed=[True, False])
     strict = load_config(PIPELINE, "gpu", ["gate.min_pass=0.6", "grpo.concurrency=8"])
-    assert training_questions(strict, tmp_path, model, asked) == asked[1:]
+    assert training_questions(strict, run, model, asked) == asked[1:]
     assert "1 of 2 training questions left out (gate.flat_share)" in capsys.readouterr().out
 
 
-def test_a_finished_probe_of_a_model_that_is_not_ready_stops_again(tmp_path: Path) -> None:
-    model = finished_probe(tmp_path, questions("q"), replace(READY, tool_call_rate=0.1))
+def test_a_finished_probe_of_a_model_that_is_not_ready_stops_again(run: RunDirectory, model: Path) -> None:
+    finished_probe(run, model, questions("q"), replace(READY, tool_call_rate=0.1))
     with pytest.raises(UserError, match="not ready for GRPO"):
-        training_questions(CONFIG, tmp_path, model, questions("q"))
+        training_questions(CONFIG, run, model, questions("q"))
 
 
 @pytest.mark.parametrize(
     "change", ["gate.samples=4", "gate.questions=1", "grpo.temperature=0.5", "agent.max_turns=3", "sandbox.max_rows=9"]
 )
-def test_a_probe_of_something_else_is_played_again(tmp_path: Path, change: str) -> None:
+def test_a_probe_of_something_else_is_played_again(run: RunDirectory, model: Path, change: str) -> None:
     asked = questions("a", "b")
-    model = finished_probe(tmp_path, asked, a=[True, False], b=[True, False])
-    config = load_config(PIPELINE, "gpu", [change])
-    with pytest.raises(UserError, match=r"tokenizer"):  # the model folder holds none to serve
-        training_questions(config, tmp_path, model, asked)
-    assert not (tmp_path / "gate" / "gate.json").exists()
+    finished_probe(run, model, asked, a=[True, False], b=[True, False])
+    with pytest.raises(UserError, match=r"tokenizer"):
+        training_questions(load_config(PIPELINE, "gpu", [change]), run, model, asked)
 
 
-def test_a_probe_of_another_model_is_played_again(tmp_path: Path) -> None:
-    model = finished_probe(tmp_path, questions("a"), a=[True, False])
+def test_a_probe_of_another_model_is_played_again(run: RunDirectory, model: Path) -> None:
+    finished_probe(run, model, questions("a"), a=[True, False])
     (model / "config.json").write_text("other")
     with pytest.raises(UserError, match=r"tokenizer"):
-        training_questions(CONFIG, tmp_path, model, questions("a"))
+        training_questions(CONFIG, run, model, questions("a"))
 
 
-def test_without_the_gate_every_question_is_trained(tmp_path: Path) -> None:
-    config = load_config(PIPELINE, "cpu")
+def test_without_the_gate_every_question_is_trained(run: RunDirectory, model: Path) -> None:
     asked = questions("a", "b")
-    assert training_questions(config, tmp_path, tmp_path / "model", asked) == asked
+    assert training_questions(load_config(PIPELINE, "cpu"), run, model, asked) == asked
 
 
 def test_the_readiest_checkpoint_is_a_ready_one_that_solves_most_questions_then_mixes_most() -> None:
@@ -144,33 +153,28 @@ def test_the_readiest_checkpoint_is_a_ready_one_that_solves_most_questions_then_
     assert readiest(found, CONFIG.gate) == Path("mixes more")
 
 
-def compared(tmp_path: Path, *tool_call_rates: float) -> Path:
+def compared(run: RunDirectory, *tool_call_rates: float) -> Path:
     """The result of comparing checkpoints with finished probes that differ in these figures."""
-    run, asked = RunDirectory(tmp_path / "run"), questions("q")
+    asked, models = questions("q"), []
     run.data.mkdir(parents=True)
     write_jsonl(run.data / "train.jsonl", asked)
-    models = []
     for place, rate in enumerate(tool_call_rates):
-        model = tmp_path / str(place)
+        model = run.path / str(place)
         model.mkdir()
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             (model / name).write_text(json.dumps(place))
-        mark = probe_mark(CONFIG, model, asked)
-        folder = run.path / "gate" / mark[:12]
-        begin_stage(folder, mark)
-        readiness = asdict(replace(READY, tool_call_rate=rate))
-        write_json(folder / "gate.json", {"fingerprint": mark, "readiness": readiness, "solved": {"q": [True, False]}})
+        finished_probe(run, model, asked, replace(READY, tool_call_rate=rate), q=[True, False])
         models.append(model)
     return compare(CONFIG, run, models)
 
 
-def test_compared_checkpoints_get_their_verdicts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compared(tmp_path, 0.2, 1.0) == tmp_path / "1"
+def test_compared_checkpoints_get_their_verdicts(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compared(run, 0.2, 1.0) == run.path / "1"
     printed = capsys.readouterr().out
     assert "only 20.0% of its episodes call a tool" in printed
     assert "\n    ready\n" in printed
 
 
-def test_a_comparison_without_a_ready_checkpoint_fails(tmp_path: Path) -> None:
+def test_a_comparison_without_a_ready_checkpoint_fails(run: RunDirectory) -> None:
     with pytest.raises(UserError, match="None of the 2 checkpoints is ready for GRPO"):
-        compared(tmp_path, 0.2, 0.3)
+        compared(run, 0.2, 0.3)

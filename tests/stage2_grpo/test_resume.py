@@ -8,7 +8,8 @@ import pytest
 from shared import runs
 from shared.config import load_config
 from shared.errors import UserError
-from stage2_grpo.resume import begin, stage_inputs
+from stage2_grpo.checkpoints import newest_step
+from stage2_grpo.resume import adopted_step, begin, stage_inputs
 from tests.stage2_grpo.checkpoint_folder import save_steps
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
@@ -33,10 +34,17 @@ def interrupted(files: Path) -> Path:
     return folder
 
 
+def began(folder: Path, inputs: dict[str, Any], changed: str) -> int:
+    """Begin as the stage does; the step that was adopted."""
+    adopted = adopted_step(folder, inputs, changed)
+    begin(folder, inputs, changed)
+    return adopted
+
+
 def test_the_same_run_goes_on(files: Path) -> None:
     folder = interrupted(files)
     patient = inputs(files, "grpo.episode_timeout_seconds=900", "safety.patience=3", "gate.min_pass=0.1")
-    assert begin(folder, patient, "refuse") == 0
+    assert began(folder, patient, "refuse") == 0
     assert (folder / "checkpoints" / "global_step_8" / "data.pt").exists()
 
 
@@ -53,30 +61,33 @@ def test_a_changed_run_is_refused_with_what_changed(files: Path) -> None:
 def test_told_to_continue_it_keeps_the_checkpoint_and_remembers(files: Path) -> None:
     folder = interrupted(files)
     for _ in range(2):  # the second start is again that of an interrupted run
-        assert begin(folder, inputs(files, "grpo.learning_rate=1e-3"), "continue") == 8
+        assert began(folder, inputs(files, "grpo.learning_rate=1e-3"), "continue") == 8
         assert (folder / "checkpoints" / "global_step_8" / "data.pt").exists()
 
 
 def test_other_rows_begin_their_order_anew(files: Path) -> None:
     folder = interrupted(files)
     (files / "train.jsonl").write_text("other questions")
-    assert begin(folder, inputs(files), "continue") == 8
+    assert began(folder, inputs(files), "continue") == 8
     assert not (folder / "checkpoints" / "global_step_8" / "data.pt").exists()
 
 
-def test_told_to_restart_it_starts_from_an_empty_folder(files: Path) -> None:
+def test_told_to_restart_it_starts_once_from_an_empty_folder(files: Path) -> None:
     folder = interrupted(files)
-    assert begin(folder, inputs(files, "seed=7"), "restart") == 0
+    assert began(folder, inputs(files, "seed=7"), "restart") == 0
     assert [file.name for file in folder.iterdir()] == [runs.STARTED]
+    save_steps(folder / "checkpoints", 4)
+    assert began(folder, inputs(files, "seed=7"), "restart") == 0  # the same command goes on where it was interrupted
+    assert newest_step(folder / "checkpoints") == 4
 
 
 def test_a_run_that_saved_nothing_may_change(files: Path) -> None:
     begin(files / "grpo", inputs(files), "refuse")
-    assert begin(files / "grpo", inputs(files, "seed=7"), "refuse") == 0
+    assert began(files / "grpo", inputs(files, "seed=7"), "refuse") == 0
 
 
 def test_a_finished_run_is_set_aside_not_refused(files: Path) -> None:
     folder = interrupted(files)
     runs.finish_stage(folder, runs.fingerprint(**inputs(files)), seconds=1, outputs={})
-    assert begin(folder, inputs(files, "seed=7"), "refuse") == 0
+    assert began(folder, inputs(files, "seed=7"), "refuse") == 0
     assert (files / "grpo.old" / "checkpoints" / "global_step_8").exists()

@@ -58,15 +58,15 @@ def test_one_dead_server_of_several_is_named_after_a_while(server: ThreadingHTTP
     alive, unreachable = f"127.0.0.1:{server.server_port}", f"127.0.0.1:{free_port()}"
     announce(tmp_path, [unreachable])
     watch = ServerWatch(tmp_path, pause=0.0, patience=0.05)
-    watch.check()  # what an earlier start announced does not count
+    watch.check("wait")  # what an earlier start announced does not count
     with healthy_server() as other:
         gone = f"127.0.0.1:{other.server_port}"
         announce(tmp_path, [alive, gone, unreachable])
-        watch.check()
-    watch.check()
+        watch.check("wait")
+    watch.check("wait")
     time.sleep(0.06)
-    with pytest.raises(UserError, match=rf"server \(vLLM\) at {gone} has died.*trainer\.log.*same command again"):
-        watch.check()
+    with pytest.raises(UserError, match=rf"server \(vLLM\) at {gone} has died.*trainer\.log; wait\.$"):
+        watch.check("wait")
 
 
 def test_a_server_that_comes_back_is_forgiven(server: ThreadingHTTPServer, tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_server_that_comes_back_is_forgiven(server: ThreadingHTTPServer, tmp_p
     announce(tmp_path, [f"127.0.0.1:{server.server_port}"])
     for status in (503, 200, 503):
         server.RequestHandlerClass.status = status  # type: ignore[attr-defined]
-        watch.check()
+        watch.check("wait")
         time.sleep(0.06)
     with pytest.raises(UserError, match="has died"):
-        watch.check()
+        watch.check("wait")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,17 @@ import pytest
 
 from shared.config import load_config
 from shared.errors import UserError
-from shared.services import free_port
+from shared.services import OwnedProcess, free_port
 from stage2_grpo import ray_cluster
 from stage2_grpo.rollout_agent import AgentSettings
-from stage2_grpo.services import address_towards, gateway_and_controller, gateway_arguments, trainer_environment
+from stage2_grpo.services import (
+    Rollouts,
+    address_towards,
+    gateway_and_controller,
+    gateway_arguments,
+    trainer_environment,
+)
+from stage2_grpo.stage import next_command
 from tests.stage2_grpo.scripted_gateway import KEY, scripted_gateway
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
@@ -58,6 +66,15 @@ def test_a_gateway_elsewhere_that_cannot_be_used_is_named_with_the_command_that_
             pass
     assert "agl-server host=127.0.0.1" in str(refusal.value)
     assert f"stage2_grpo.controller --settings {tmp_path / 'agents.json'}" in str(refusal.value)
+
+
+def test_a_controller_that_has_died_is_named_with_what_to_do(tmp_path: Path) -> None:
+    argv, log = [sys.executable, "-c", "print('no memory')"], tmp_path / "controller.log"
+    with OwnedProcess(argv, name="the rollout controller", log=log) as controller:
+        controller.wait()
+        with pytest.raises(UserError, match=r"controller ended unexpectedly \(exit status 0\); the same command continues after "
+                                            r"step 3\. The last lines of .*log:\n    no memory"):  # fmt: skip
+            Rollouts(tmp_path / "agents.json", KEY, (controller,)).check(next_command(3))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Stage 2 before any process starts: where the model comes from, how many steps there are, what a failure says."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,12 +9,13 @@ import pytest
 from shared.config import load_config
 from shared.errors import UserError
 from shared.records import Question, write_jsonl
-from shared.runs import RunDirectory, finish_stage, question_file
+from shared.runs import RunDirectory, begin_stage, finish_stage, finished, question_file, write_json
 from shared.settings import Config
 from stage2_grpo import resume, stage
 from stage2_grpo.checkpoints import saved_steps
+from stage2_grpo.gate import probe_mark, readiness_of
 from stage2_grpo.safety import Trip
-from tests.stage2_grpo.checkpoint_folder import save_steps
+from tests.stage2_grpo.checkpoint_folder import healthy_case, save_steps
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 
@@ -108,6 +110,30 @@ def test_an_agent_that_cannot_be_loaded_stops_before_anything_is_played(run: Run
     with pytest.raises(UserError, match=r"grpo\.agent is 'tests\.no_agent:play', which cannot be loaded"):
         stage.run(load_config(PIPELINE, "cpu", ["grpo.agent=tests.no_agent:play", "gate.questions=1"]), run)
     assert not run.grpo.exists()
+
+
+def test_a_start_model_that_the_gate_refuses_leaves_the_finished_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFT_MODEL_PATH", raising=False)
+    case = healthy_case(
+        tmp_path, "gate.questions=12", "gate.min_pass=0.5", f"grpo.model={tmp_path / 'runs/main/sft/merged'}"
+    )
+    run, solved = case.run, {question.id: [False, False] for question in case.train}
+    run.data.mkdir()
+    for split, questions in (("train", case.train), ("val", case.validation)):
+        write_jsonl(run.data / f"{split}.jsonl", questions)
+    begin_stage(run.grpo, "of other settings")
+    finish_stage(run.grpo, "of other settings", seconds=1, outputs={})
+    assert case.model
+    mark = probe_mark(case.config, case.model, case.train)
+    readiness = dataclasses.asdict(readiness_of(solved, tool_call_rate=1.0, mean_turns=3.0))
+    probe = run.path / "gate" / mark[:12] / "gate.json"
+    probe.parent.mkdir(parents=True)
+    write_json(probe, {"fingerprint": mark, "readiness": readiness, "solved": solved})
+    with pytest.raises(UserError, match="not ready for GRPO"):
+        stage.run(case.config, run)
+    assert finished(run.grpo, "of other settings")
 
 
 def test_missing_questions_are_named(run: RunDirectory) -> None:
@@ -213,3 +239,4 @@ def test_a_failure_quotes_the_weight_guard_then_the_death_then_the_last_error(
     (tmp_path / "trainer.log").write_text(log)
     message = stage.failure(tmp_path / "trainer.log", status, 1, 4)
     assert re.match(rf"The trainer stopped after step 1 of 4 saved: {cause} \(whole log", message)
+    assert message.endswith("Mend the cause; the same command continues after step 1.")
