@@ -26,39 +26,45 @@ _FOR_EXAMPLE = _any(
     "例如|比如|例えば|예를 들어",
 )
 _EXAMPLE = _any(
-    r"\b(?:examples?|Beispiele?|exemples?|ejemplos?|esempi[oi]?|exemplos?|voorbeeld(?:en)?|przykłady?|примеры?)\b",
+    r"\b(?:examples?|Beispiel(?:e|aufrufe?|anfrage)?|exemples?|ejemplos?|esempi[oi]?|exemplos?|voorbeeld(?:en)?|przykłady?|примеры?)\b",
     "示例|例子|예시",
+    r"(?<!\w)例(?!\w)",
 )
-_FORM = r"\b(?:calls?|requests?|invocations?|format|syntax|form|template|outputs?|responses?|JSON|tags?)\b"
+_CALL = r"\b(?:calls?|requests?|invocations?|format|syntax|template|tags?)\b"
+_FORM = rf"(?:{_CALL}|\b(?:outputs?|responses?|body|JSON)\b)"
+_SHAPE = r"(?:format|syntax|form|structure|shape|template)"
 _LIKE_THIS = r"(?: (?:this|that|so|follows|the following))?"
 _COLON = r"\W*[:：]\W{0,3}$"
 _ABOUT_FORM = re.compile(
     _any(
-        rf"{_FOR_EXAMPLE}.*",
+        rf"^\W*{_FOR_EXAMPLE}.*",
+        _FOR_EXAMPLE,
         rf"{_EXAMPLE}(?: \d+)?",
-        rf"\b(?:examples?|samples?)(?: \w+){{0,3}} {_FORM}.*",
-        rf"\bhow to (?:call|invoke|use (?:\w+ )?(?:tools?|functions?)|\w+ (?:\w+ )?{_FORM}).*",
-        rf"{_FORM} (?:\w+ ){{0,6}}(?:looks? (?:like|as)|would be){_LIKE_THIS}",
+        rf"\b(?:example|sample) (?:of (?:\w+ )?)?(?:\w+ )?{_FORM}.*",
+        r"\bhow to (?:call|invoke|(?:format|make|send|use|write) (?:\w+ )?(?:calls?|functions?|requests?|tools?)\b).*",
+        rf"(?:{_CALL} (?:\w+ ){{0,6}}looks?(?: like| as)?|\bcall (?:\w+ ){{0,4}}would be){_LIKE_THIS}",
+        rf"{_FORM} (?:\w+ ){{0,6}}(?:this|the following|the same) (?:\w+ )?{_SHAPE}",
         r"^\W*(?:it|one)(?: \w+)? looks? (?:like this|as follows)",
-        rf"\b(?:the|this|following|expected) (?:\w+ ){{0,3}}(?:format|syntax|form|template) (?:is|looks)(?: (?:like|as))?{_LIKE_THIS}",
-        r"^\W*(?:here is|here's|this is) (?:the|an?) (?:\w+ ){0,2}(?:format|syntax|form|template)",
-        r"(?:\b(?:please|should|must)\b|^\W*(?:in|use)\b).*\b(?:this|the following) (?:\w+ )?(?:format|syntax)",
+        rf"\b(?:the|this|following|expected) (?:\w+ ){{0,3}}{_SHAPE} (?:is|looks)(?: (?:like|as))?{_LIKE_THIS}",
+        rf"^\W*(?:here is|here's|this is) (?:the|an?) (?:\w+ ){{0,2}}{_SHAPE}",
+        rf"(?:\b(?:please|should|must)\b|^\W*(?:in|use)\b).*\b(?:this|the following) (?:\w+ )?{_SHAPE}",
         r"\b(?:previous|earlier|last|failed|wrong) (?:\w+ )?call was",
-        rf"^\W*(?:usage|syntax|format|template|(?:wrong|incorrect|bad|invalid)(?: {_FORM})?)",
+        rf"^\W*(?:(?:usage|{_SHAPE})(?: of (?:\w+ ){{0,2}}{_CALL})?|(?:wrong|incorrect|bad|invalid)(?: {_FORM})?)",
     )
     + _COLON,
     re.IGNORECASE,
 )
 _LIKE_AN_EXAMPLE = re.compile(
     _any(
-        rf"{_EXAMPLE}.*",
-        r"\b(?:how to|looks? like|like this|would (?:look|be|call|write)|the (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would))\b.*",
+        rf"(?:{_EXAMPLE}|{_FOR_EXAMPLE}).*",
+        r"\b(?:how to|looks? like|like this|would (?:look|be|call|write)|the (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would)|"
+        rf"this {_SHAPE})\b.*",
         r"^\W*(?:right|correct|good|valid)",
     )
     + _COLON,
     re.IGNORECASE,
 )
-_EXAMPLE_HEADING = re.compile(rf"\W*{_EXAMPLE}(?: \d+)?[*_#\s]*", re.IGNORECASE)
+_EXAMPLE_HEADING = re.compile(rf"\W*{_EXAMPLE}(?: (?:\w+ )?{_FORM})?(?: \d+)?[*_#\s]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=\w\w)[.!?]\s+(?=[A-Z])|[。！？]")
 _FIRST_PERSON = re.compile(r"\b(?:I|we|let(?: me| us|'s)|ich|wir|je|j'|nous|voy|vamos|я|мы)\b|[我私]", re.IGNORECASE)
 _NOT_NOW = re.compile(
@@ -76,7 +82,7 @@ _ANNOUNCED = re.compile(
     r"\b(?:I'll|I will|I'm going to|let me|let's|calling)\b[^|`\"]*[.:!]\s+$",
     re.IGNORECASE,
 )
-_LOG = re.compile(r"\W?(?:(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d|(?:DEBUG|INFO|TRACE|WARN|WARNING)\b)")
+_LOG = re.compile(r"\W?(?:(?:[A-Z]+\W+)?(?:\d{4}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d|(?:DEBUG|INFO|TRACE|WARN|WARNING)\b)")
 _NEXT_STEPS = ("then", "and then", "next", "dann", "und dann", "puis", "luego", "然后", "接着")
 _PROSE_END = re.compile(r"(?:[.:!?…]\W{0,3}|```)$")
 _CODE_LINE = re.compile(r"\s|[\w.]+(?: = |\()")
@@ -131,7 +137,7 @@ def goes_on(source: Source, at: int) -> Reading[bool]:
         if (yield from source.holds(step, at)):
             return False
     char = yield from source.char(at)
-    return char in (".", ",", ";", "，", "；", "、") or (char.isalpha() and not char.isupper())
+    return bool(char) and (char in ".,;:!?，；：、。" or (char.isalpha() and not char.isupper()))
 
 
 def ends_prose(text: str, start: int, at: int) -> bool:

@@ -191,6 +191,11 @@ POSITIVES: dict[str, list[Positive]] = {
             "It looks like the column is called total:",
             "To see some examples of late claims:",
             "The query would be:",
+            "To see how to get the response times:",
+            "The number of calls would be:",
+            "To find, for example, the latest claim:",
+            "Check what the output looks like:",
+            "计算比例：",
             "Zum Beispiel sehe ich mir die Spalten an:",
         )
     ]
@@ -250,8 +255,11 @@ NEGATIVES: dict[str, list[str]] = {
             "Например, вызов выглядит так:",
             "例如，工具调用的格式如下：",
             "例えば、次のようになります：",
+            "例：",
             "**Example**",
             "### Beispiel 2",
+            "#### Example request",
+            "The body has this shape:",
             "Right:",
         )
     ]
@@ -262,6 +270,10 @@ NEGATIVES: dict[str, list[str]] = {
             "Sample output:",
             "Here is the general template:",
             "How to call the tool:",
+            "This is how a call looks:",
+            "Format of a call:",
+            "An invalid request, for example:",
+            "Tool calls have the following structure:",
             "A call to list the columns would look like this:",
             "Wrong:",
         )
@@ -273,6 +285,8 @@ NEGATIVES: dict[str, list[str]] = {
         f"Both {TAGGED} and {render_call(QUERY)} are accepted.",
         f"I would send {TAGGED}, but nobody asked.",
         f"The server got {TAGGED}.",
+        f"Compare {TAGGED} with {render_call(QUERY)}: the second runs SQL.",
+        f"ERROR 2026-04-01 09:00:00 could not parse {TAGGED}",
         "Do not write <function=get_columns><parameter=table>claims</parameter></function>; search first.",
         "<execute_sql>SELECT 1</execute_sql> is no valid tag.",
         f"[10:00:01] DEBUG parser: {TAGGED}",
