@@ -40,16 +40,16 @@ _ABOUT_FORM = re.compile(
         rf"^\W*{_FOR_EXAMPLE}.*",
         _FOR_EXAMPLE,
         rf"{_EXAMPLE}(?: \d+)?",
-        rf"\b(?:example|sample) (?:of (?:\w+ )?)?(?:\w+ )?{_FORM}.*",
-        r"\bhow to (?:call|invoke|(?:format|make|send|use|write) (?:\w+ )?(?:calls?|functions?|requests?|tools?)\b).*",
-        rf"(?:{_CALL} (?:\w+ ){{0,6}}looks?(?: like| as)?|\bcall (?:\w+ ){{0,4}}would be){_LIKE_THIS}",
-        rf"{_FORM} (?:\w+ ){{0,6}}(?:this|the following|the same) (?:\w+ )?{_SHAPE}",
-        r"^\W*(?:it|one)(?: \w+)? looks? (?:like this|as follows)",
-        rf"\b(?:the|this|following|expected) (?:\w+ ){{0,3}}{_SHAPE} (?:is|looks)(?: (?:like|as))?{_LIKE_THIS}",
-        rf"^\W*(?:here is|here's|this is) (?:the|an?) (?:\w+ ){{0,2}}{_SHAPE}",
-        rf"(?:\b(?:please|should|must)\b|^\W*(?:in|use)\b).*\b(?:this|the following) (?:\w+ )?{_SHAPE}",
-        r"\b(?:previous|earlier|last|failed|wrong) (?:\w+ )?call was",
-        rf"^\W*(?:(?:usage|{_SHAPE})(?: of (?:\w+ ){{0,2}}{_CALL})?|(?:wrong|incorrect|bad|invalid)(?: {_FORM})?)",
+        rf"\b(?:example|sample) (?:of (?:[\w-]+ )?)?(?:[\w-]+ )?{_FORM}.*",
+        r"\bhow to (?:call|invoke|(?:format|make|send|use|write) (?:[\w-]+ )?(?:calls?|functions?|requests?|tools?)\b).*",
+        rf"(?:{_CALL} (?:[\w-]+ ){{0,6}}looks?(?: like| as)?|\bcall (?:[\w-]+ ){{0,4}}would be){_LIKE_THIS}",
+        rf"{_FORM} (?:[\w-]+ ){{0,6}}(?:this|the following|the same) (?:[\w-]+ )?{_SHAPE}",
+        r"^\W*(?:it|one)(?: [\w-]+)? looks? (?:like this|as follows)",
+        rf"\b(?:the|this|following|expected) (?:[\w-]+ ){{0,3}}{_SHAPE} (?:is|looks)(?: (?:like|as))?{_LIKE_THIS}",
+        rf"^\W*(?:here is|here's|this is) (?:the|an?) (?:[\w-]+ ){{0,2}}{_SHAPE}",
+        rf"(?:\b(?:please|should|must)\b|^\W*(?:in|use)\b).*\b(?:this|the following) (?:[\w-]+ )?{_SHAPE}",
+        r"\b(?:previous|earlier|last|failed|wrong) (?:[\w-]+ )?call was",
+        rf"^\W*(?:(?:usage|{_SHAPE})(?: of (?:[\w-]+ ){{0,2}}{_CALL})?|(?:wrong|incorrect|bad|invalid)(?: {_FORM})?)",
     )
     + _COLON,
     re.IGNORECASE,
@@ -57,14 +57,14 @@ _ABOUT_FORM = re.compile(
 _LIKE_AN_EXAMPLE = re.compile(
     _any(
         rf"(?:{_EXAMPLE}|{_FOR_EXAMPLE}).*",
-        r"\b(?:how to|looks? like|like this|would (?:look|be|call|write)|the (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would)|"
+        r"\b(?:how to|looks? like|like this|would (?:look|be|call|write)|the (?:[\w-]+ ){0,3}(?:format|syntax|form) (?:is|would)|"
         rf"this {_SHAPE})\b.*",
         r"^\W*(?:right|correct|good|valid)",
     )
     + _COLON,
     re.IGNORECASE,
 )
-_EXAMPLE_HEADING = re.compile(rf"\W*{_EXAMPLE}(?: (?:\w+ )?{_FORM})?(?: \d+)?[*_#\s]*", re.IGNORECASE)
+_EXAMPLE_HEADING = re.compile(rf"\W*{_EXAMPLE}(?: (?:[\w-]+ )?{_FORM})?(?: \d+)?[*_#\s]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=\w\w)[.!?]\s+(?=[A-Z])|[。！？]")
 _FIRST_PERSON = re.compile(r"\b(?:I|we|let(?: me| us|'s)|ich|wir|je|j'|nous|voy|vamos|я|мы)\b|[我私]", re.IGNORECASE)
 _NOT_NOW = re.compile(
