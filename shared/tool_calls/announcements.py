@@ -66,7 +66,7 @@ _LIKE_AN_EXAMPLE = re.compile(
 )
 _EXAMPLE_HEADING = re.compile(rf"\W*{_EXAMPLE}(?: (?:[\w-]+ )?{_FORM})?(?: \d+)?[*_#\s]*", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"(?<=\w\w)[.!?]\s+(?=[A-Z])|[。！？]")
-_FIRST_PERSON = re.compile(r"\b(?:I|we|let(?: me| us|'s)|ich|wir|je|j'|nous|voy|vamos|я|мы)\b|[我私]", re.IGNORECASE)
+_FIRST_PERSON = re.compile(r"\b(?:I|my|we|let(?: me| us|'s)|ich|wir|je|j'|nous|voy|vamos|я|мы)\b|[我私]", re.IGNORECASE)
 _NOT_NOW = re.compile(
     r"\b(?:I|we)(?:'d\b| (?:\w+ )?(?:would|could|might|should have|had|did|was|wrote|sent|ran|used|called|tried|made|"
     r"never|cannot|can't|don't|won't|(?:can|do|will|should|must) not)\b)",

@@ -193,6 +193,7 @@ POSITIVES: dict[str, list[Positive]] = {
             "Let me see how to join the tables:",
             "Here is what the table looks like:",
             "It looks like the column is called total:",
+            "My answer has this form:",
             "To see some examples of late claims:",
             "The query would be:",
             "To see how to get the response times:",
