@@ -77,11 +77,19 @@ class Reader:
             at = end + 1 if end > 0 else len(self.source.text)
 
     def _object(self, at: int) -> Reading[tuple[dict[str, Any], int]]:
-        members: dict[str, Any] = {}
         self.open.append("{")
         at = yield from self.skip(at + 1)
         if (yield from self.source.char(at)) == "{":
             return (yield from self._doubled(at))
+        return (yield from self._members(at))
+
+    def unopened(self, at: int) -> Reading[tuple[dict[str, Any], int]]:
+        """An object whose opening brace is missing, from its first key on."""
+        self.open.append("{")
+        return (yield from self._members(at))
+
+    def _members(self, at: int) -> Reading[tuple[dict[str, Any], int]]:
+        members: dict[str, Any] = {}
         while (yield from self.source.char(at)) != "}":
             key, at = yield from self._key(at)
             at = yield from self.skip(at)
@@ -231,7 +239,7 @@ class Reader:
         char = yield from self.source.char(at)
         while depth and char in _CLOSERS and _CLOSERS[char] == self.open[depth - 1]:
             depth -= 1
-            start, at = at + 1, (yield from self.source.spaces(at + 1))
+            start, at = at + 1, (yield from (self.skip if depth else self.source.spaces)(at + 1))
             char = yield from self.source.char(at)
         if char == "" or (char == "<" and (yield from self._limit_tag(at))) or (yield from self._fence_line(at)):
             return True

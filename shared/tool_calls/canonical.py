@@ -10,9 +10,9 @@ import re
 
 from shared.records import ToolCall
 from shared.tool_calls import labelled_calls
+from shared.tool_calls.announcements import is_example
 from shared.tool_calls.json_values import complete
 from shared.tool_calls.offered import NAMESPACES, Offered
-from shared.tool_calls.quotations import is_example
 from shared.tool_calls.shapes import canonical_call
 from shared.tool_calls.source import Source
 
@@ -26,7 +26,7 @@ def read_turn(text: str, offered: Offered) -> tuple[str, tuple[ToolCall, ...]] |
     words = _WORDS.match(text)
     if start < 0 or words is None or words.end() != start or not offered.names():
         return None
-    if start and (is_example(text, start) or not _is_plain(text[:start], offered)):
+    if start and (is_example(text, start, explicit=True) or not _is_plain(text[:start], offered)):
         return None
     calls: list[ToolCall] = []
     at = start

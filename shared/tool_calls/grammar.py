@@ -18,20 +18,13 @@ import re
 
 from shared.records import ToolCall
 from shared.tool_calls import labelled_calls, python_calls, xml_calls
+from shared.tool_calls.announcements import ends_prose, goes_on, is_announced, is_specimen, stands_in_sentence
 from shared.tool_calls.canonical import is_plain_line
 from shared.tool_calls.content import Content
 from shared.tool_calls.items import Item, next_item, python_lines, read_item
 from shared.tool_calls.markup import END_TOKENS, Opening, closing, is_wrapper, opening, tag_name
 from shared.tool_calls.offered import Offered
-from shared.tool_calls.quotations import (
-    TAGS,
-    Quotation,
-    ends_prose,
-    is_announced,
-    is_example,
-    is_in_quotes,
-    quoted_document_end,
-)
+from shared.tool_calls.quotations import TAGS, Quotation, is_in_quotes, quoted_document_end
 from shared.tool_calls.shapes import FORM
 from shared.tool_calls.source import Reading, Source
 
@@ -232,17 +225,17 @@ class Grammar:
 
     def _take(self, found: Opening, item: Item) -> Reading[int]:
         """Commit the calls of an item and of those that follow it; returns the end of the block."""
-        example = is_example(self.source.text, found.start)
+        quoted = yield from self._is_quoted(found, item.end)
         while item.calls:
             end = item.end
-            if not example:
+            if not quoted:
                 yield from self._commit(found, item)
             start = yield from next_item(self.source, end, found, self.offered)
             if start < 0:
                 break
             found = dataclasses.replace(found, start=start, body=start)
             item = yield from read_item(self.source, found, self.offered)
-            if item.calls and not example:
+            if item.calls and not quoted:
                 self._kept = start  # past a comma between two values
         if not item.calls:
             self._explain(item)
@@ -251,12 +244,21 @@ class Grammar:
         else:
             start = end
             end, fence_open = yield from closing(self.source, start, found)
-            if not example:
+            if not quoted:
                 self._tag_open = found.tags and "<" not in self.source.text[start:end]
                 self._kept = self._block_end = end
         if fence_open:
             self._quotation = self._quotation or Quotation("fence", end)
         return end
+
+    def _is_quoted(self, found: Opening, end: int) -> Reading[bool]:
+        """Whether the words around a block say that its calls are examples or only mentioned."""
+        if is_specimen(self.source.text, found.start, explicit=found.explicit):
+            return True
+        if not stands_in_sentence(self.source.text, self._block_end, found.start):
+            return False
+        behind, _ = yield from closing(self.source, end, found)
+        return (yield from goes_on(self.source, behind))
 
     def _commit(self, found: Opening, item: Item) -> Reading[None]:
         """Make the calls of an item calls of the text, unless a quotation around them ends."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls import python_calls, xml_calls
@@ -55,9 +56,11 @@ def _item(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
     at = found.body
     char = yield from source.char(at)
     if char == '"' and (found.tags or found.fence) and (yield from source.char(at + 1)) in ("{", "["):
-        return (yield from _json(source, found, offered))
+        return (yield from _json(source, found, offered, read_quoted(source, at)))
     if char == "{" or (char == "[" and not (yield from _is_python_list(source, at))):
-        return (yield from _json(source, found, offered))
+        return (yield from _json(source, found, offered, read(source, at)))
+    if found.explicit and (yield from source.holds('"name"', at)):
+        return (yield from _json(source, found, offered, Reader(source).unopened(at)))
     if char == "<":
         call, end = yield from xml_calls.read_call(source, at, offered, explicit=found.explicit)
         if isinstance(call, ToolCall):
@@ -114,11 +117,10 @@ def _is_python_list(source: Source, at: int) -> Reading[bool]:
     return char.isidentifier()
 
 
-def _json(source: Source, found: Opening, offered: Offered) -> Reading[Item]:
+def _json(source: Source, found: Opening, offered: Offered, reading: Reading[tuple[Any, int]]) -> Reading[Item]:
     at = found.body
-    quoted = (yield from source.char(at)) == '"'
     try:
-        value, end = yield from (read_quoted if quoted else read)(source, at)
+        value, end = yield from reading
     except Unreadable as error:
         end = max(at + 1, error.position)
         return Item((), end, _complaint(source, at, error, found, offered), far=end - at > _FAR or error.unclosed)

@@ -27,7 +27,8 @@ _NUMBER = "0123456789 "  # of the step: `Action 2:`
 _REST = re.compile(r"[^\n]*")
 _SQL = re.compile(r"(?:SELECT|WITH|INSERT|UPDATE|DELETE|EXPLAIN|PRAGMA)\b", re.IGNORECASE)
 _NAMED = re.compile(r"\w+\s*[=:]")
-_FENCED = re.compile(r"```\w*\s*(.*?)\s*```|`([^`]*)`", re.DOTALL)
+# A word behind the opening ticks is no part of the text if it ends the line, or if SQL begins behind it.
+_INFO = re.compile(rf"\w*[ \t]*\n|(?!{_SQL.pattern})\w+ +(?={_SQL.pattern})", re.IGNORECASE)
 
 
 def read_call(source: Source, at: int, offered: Offered) -> Reading[tuple[ToolCall | None, int]]:
@@ -100,11 +101,13 @@ def _input(source: Source, at: int) -> Reading[tuple[Any, int]]:
         return (yield from read(source, at))
     end = yield from _text_end(source, at)
     text = source.text[at:end].strip()
-    fenced = _FENCED.fullmatch(text)
-    if fenced:
-        text = fenced[1] if fenced[1] is not None else fenced[2]
-    elif text.startswith("`"):
-        return None, end  # a fence that never ends: cut
+    if text.startswith("`"):
+        ticks = "```" if text.startswith("```") else "`"
+        if len(text) < 2 * len(ticks) or not text.endswith(ticks):
+            return None, end  # a fence that never ends: cut
+        text = text[len(ticks) : -len(ticks)]
+        info = _INFO.match(text)
+        text = text[info.end() if info else 0 :].strip()
     return _unquoted(text), end
 
 

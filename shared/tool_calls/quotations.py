@@ -1,4 +1,4 @@
-"""Where a call is only quoted: thinking, code, documents, and examples that the words before announce.
+"""Where a call is only quoted: thinking, code, documents.
 
 A quotation counts only if it ends: models forget closing tags and fences, and then a call behind them is meant.
 """
@@ -24,26 +24,10 @@ TAGS = {
     "code",
     "blockquote",
 }
-_NEAR = 200  # characters before a call that can say what it is
 _DOCUMENTS = {"md", "markdown", "mdx", "rst"}
 _QUOTES = ('"', "'", "“", "‘", "«")
 _TICKS = re.compile("`*")
 _INFO = re.compile(r"[^\n`{\[<]*")
-_EXAMPLE = re.compile(
-    r"(?:\b(?:examples?|for instance|e\.g\.|how to|looks? like|like this|would (?:look|be|call|write)|"
-    r"(?:the|this|following|expected) (?:\w+ ){0,3}(?:format|syntax|form) (?:is|would|looks?))\b[^\n]*|"
-    r"^(?!.*\b(?:I|let)\b)(?:.*\b(?:please|should|must)\b|\W*(?:in|use)\b).*\b(?:this|the following) (?:\w+ )?(?:format|syntax)|"
-    r"\b(?:previous|earlier|last|failed|wrong) (?:\w+ )?call was|"
-    r"^\W*(?:usage|syntax|format|template)|(?:例如|比如|示例|例子))\W*[:：]\W{0,3}$",
-    re.IGNORECASE,
-)
-_ANNOUNCED = re.compile(
-    r"^\W{0,4}(?:(?:tool|function)s?(?:[ _]calls?)?|call|action|json)\W{0,4}:\W{0,3}$|"
-    r"\b(?:here is|here's|this is) (?:the|my|a) (?:\w+ ){0,2}(?:call|request|query|JSON)\W{0,4}:\W{0,3}$|"
-    r"\b(?:I'll|I will|I'm going to|let me|let's|calling)\b[^|`\"]*[.:!]\s+$",
-    re.IGNORECASE,
-)
-_PROSE_END = re.compile(r"(?:[.:!?…)]\W{0,3}|```)$")
 
 
 @dataclass(frozen=True)
@@ -64,29 +48,9 @@ class Quotation:
         return found + len(closer) if found >= 0 else -1
 
 
-def is_example(text: str, at: int) -> bool:
-    """Whether the line before a call says that it is an example."""
-    line = text[max(0, at - _NEAR) : at].rstrip().rpartition("\n")[2]
-    return not {":", "："}.isdisjoint(line[-4:]) and _EXAMPLE.search(line) is not None
-
-
 def is_in_quotes(text: str, at: int) -> bool:
     """Whether an opening quotation mark stands right before a place."""
     return text[max(0, at - 1) : at] in _QUOTES and (at < 2 or text[at - 2] in " \t\n(:")
-
-
-def is_announced(text: str, at: int) -> bool:
-    """Whether the words before it on its line say that a call comes."""
-    _, newline, words = text[max(0, at - _NEAR) : at].rpartition("\n")
-    return (
-        (bool(newline) or at < _NEAR) and not words.lstrip().startswith(("- ", "* ")) and bool(_ANNOUNCED.search(words))
-    )
-
-
-def ends_prose(text: str, start: int, at: int) -> bool:
-    """Whether the text between two places is empty or ends as a sentence does."""
-    before = text[max(start, at - _NEAR) : at].rstrip()
-    return not before or _PROSE_END.search(before) is not None
 
 
 def _fence_end(source: Source, at: int) -> Reading[int]:

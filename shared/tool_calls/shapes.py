@@ -140,7 +140,10 @@ def _flaw(value: Any, depth: int = 0) -> str:
     if depth == _MAX_DEPTH:
         return "are nested too deeply"
     inner = [*value, *value.values()] if isinstance(value, dict) else value
-    return next(filter(None, (_flaw(item, depth + 1) for item in inner)), "")
+    for item in inner:
+        if flaw := _flaw(item, depth + 1):
+            return flaw
+    return ""
 
 
 def _is_unicode(text: str) -> bool:

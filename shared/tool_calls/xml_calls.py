@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls.almost_json import Unreadable
+from shared.tool_calls.announcements import goes_on
 from shared.tool_calls.json_values import read
 from shared.tool_calls.offered import Offered
 from shared.tool_calls.shapes import call_of
@@ -182,6 +183,8 @@ def _only_text(source: Source, tag: _Tag) -> Reading[tuple[str, int]]:
         if source.text.startswith("<", end) and after == "/":
             closer = f"</{tag.name}>"
             if (yield from source.holds(closer, end)):
+                if (yield from goes_on(source, end + len(closer))):
+                    raise _NoCall(tag.end)
                 return _trimmed(source.text[tag.end : end]), end + len(closer)
         if after in ("", "/", "\n") or (source.text.startswith("<", end) and after.isalpha()):
             raise _NoCall(tag.end)

@@ -106,7 +106,8 @@ def test_text_before_survives_whatever_the_form_of_the_call(before: str, text: s
 HOSTILE = ["<", "{", "[\n", "{\n", '{"a":\n', "<tool_call>", '<tool_call>["', "<tools>{'a':1}", "<think>", "```\n", '```json\n{"a":1}\n',
            " \n", "{'", '"\n{', "9", "<|im_end|>", "[1,\n", QUERY_JSON, "<function=execute_sql><parameter=sql>", "<execute_sql>x", "`a",
            "get_columns(", "get_columns('\n", "Action: execute_sql\nAction Input: {\"a\": \"\n", '["<tool_call>",\n', '{"""', "/*{\n", "\n", "|\n",
-           "````\n", "```md\n", TAGGED, '"a", ', "\\", "<a b='", "[get_columns(", "Action: ", '{"a": "b" "c": ', "</tool_call>", "<tool_call>/*", "```\n/*\n", '<tool_call>{\\"a', '{\\"a', "{{", "“", '"a"\n+', "Action: get_columns["]  # fmt: skip
+           "````\n", "```md\n", TAGGED, '"a", ', "\\", "<a b='", "[get_columns(", "Action: ", '{"a": "b" "c": ', "</tool_call>", "<tool_call>/*", "```\n/*\n", '<tool_call>{\\"a', '{\\"a', "{{", "“", '"a"\n+', "Action: get_columns[",
+           f"x {TAGGED} is, ", f"For example:\n{TAGGED}\n", '<tool_call>"name": ', '{"a": "b"} # ', "Action: execute_sql\nAction Input: ``` "]  # fmt: skip
 
 
 @pytest.mark.parametrize("unit", HOSTILE)

@@ -117,6 +117,10 @@ POSITIVES: dict[str, list[Positive]] = {
         ("**Action:** get_columns\n**Action Input:** {\"table\": \"claims\"}", [COLUMNS], ""),
         ("Action: execute_sql\nAction Input: SELECT a\nFROM t\nObservation: 1", [sql("SELECT a\nFROM t")], "Observation: 1"),
         ("Action: execute_sql\nAction Input:\n```sql\nSELECT 1\n```", [QUERY], ""),
+        ("Action: execute_sql\nAction Input: ```SELECT 1```", [QUERY], ""),
+        ("Action: execute_sql\nAction Input: ```sql SELECT 1```", [QUERY], ""),
+        ("Action: execute_sql\nAction Input: ```EXPLAIN SELECT 1```", [sql("EXPLAIN SELECT 1")], ""),
+        ("Action: search_schema\nAction Input: ```claims```", [SEARCH], ""),
         ('Thought: so\nAction: get_columns("claims")', [COLUMNS], "Thought: so"),
         (f"Action: {COLUMNS_JSON}", [COLUMNS], "Action: "),
         ('Tool: get_columns\nArguments: {"table": "claims"}', [COLUMNS], ""),
@@ -159,10 +163,16 @@ POSITIVES: dict[str, list[Positive]] = {
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT "a" + "b" FROM t"}}', [sql('SELECT "a" + "b" FROM t')], ""),
         ('{"arguments": {"sql": "SELECT 1"}\n "name": "execute_sql"}', [QUERY], ""),
     ],
+    "unopened": [
+        (f"<tool_call>\n{COLUMNS_JSON[1:]}\n</tool_call>", [COLUMNS], ""),
+        (f"<tool_call>{COLUMNS_JSON[1:-1]}</tool_call>\nSo.", [COLUMNS], "So."),
+    ],
     "comments": [
         (f"```json\n// the columns first\n{COLUMNS_JSON}\n```", [COLUMNS], ""),
         (f"```\n# the columns first\n/* then the rows */\n{COLUMNS_JSON}\n```\nSo.", [COLUMNS], "So."),
         (f"<tool_call>\n// look\n{COLUMNS_JSON}\n</tool_call>", [COLUMNS], ""),
+        (f"{COLUMNS_JSON[:-1]} # the columns\n}}", [COLUMNS], ""),
+        (f"<tool_call>\n{COLUMNS_JSON[:-1]} // the columns\n}}\n</tool_call>", [COLUMNS], ""),
     ],
     "named": [
         ('<tool_call>\n{"get_columns": {"table": "claims"}}\n</tool_call>', [COLUMNS], ""),
@@ -179,7 +189,30 @@ POSITIVES: dict[str, list[Positive]] = {
             "I should call the tool in the following format:",
             "The previous call was wrong, so:",
             "Please wait while I look at this table:",
+            "For example, I can look at the columns first:",
+            "Let me see how to join the tables:",
+            "Here is what the table looks like:",
+            "It looks like the column is called total:",
+            "My answer has this form:",
+            "To see some examples of late claims:",
+            "The query would be:",
+            "To see how to get the response times:",
+            "The number of calls would be:",
+            "To find, for example, the latest claim:",
+            "Check what the output looks like:",
+            "计算比例：",
+            "Zum Beispiel sehe ich mir die Spalten an:",
         )
+    ]
+    + [
+        (f"Let me see what the table looks like:\n```json\n{COLUMNS_JSON}\n```", [COLUMNS], "Let me see what the table looks like:"),
+    ],
+    "in_a_sentence": [
+        (f"The count is unknown, so I run {TAGGED} and wait.", [COLUMNS], "The count is unknown, so I run \nand wait."),
+        (f"First {TAGGED} then {render_call(QUERY)}", [COLUMNS, QUERY], "First \nthen"),
+        (f"Let me run {TAGGED} and {render_call(QUERY)}, please.", [COLUMNS, QUERY], "Let me run \nand\nplease."),
+        (f"The columns of claims {TAGGED}", [COLUMNS], "The columns of claims "),
+        (f"Claims\n{TAGGED}\nthat is all", [COLUMNS], "Claims\nthat is all"),
     ],
     "thinking": [
         (f"<think>\n{COLUMNS_JSON}", [COLUMNS], "<think>"),
@@ -215,6 +248,57 @@ NEGATIVES: dict[str, list[str]] = {
         '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>',
         "<function=get_columns>\n<parameter=table>\n...\n</parameter>\n</function>",
     ],
+    "announced": [
+        f"{words}\n```json\n{COLUMNS_JSON}\n```"
+        for words in (
+            "Zum Beispiel sähe ein Aufruf so aus:",
+            "Ein Beispiel für einen Aufruf:",
+            "Par exemple, un appel ressemble à ceci :",
+            "Por ejemplo, una llamada sería así:",
+            "Ad esempio, una chiamata si scrive così:",
+            "Por exemplo, uma chamada seria assim:",
+            "Например, вызов выглядит так:",
+            "例如，工具调用的格式如下：",
+            "例えば、次のようになります：",
+            "例：",
+            "**Example**",
+            "### Beispiel 2",
+            "#### Example request",
+            "The body has this shape:",
+            "Right:",
+        )
+    ]
+    + [
+        f"{words}\n{TAGGED}"
+        for words in (
+            "For instance, I would send:",
+            "Sample output:",
+            "Here is the general template:",
+            "How to call the tool:",
+            "This is how a call looks:",
+            "Format of a call:",
+            "The tool-call syntax is:",
+            "An invalid request, for example:",
+            "Tool calls have the following structure:",
+            "A call to list the columns would look like this:",
+            "Wrong:",
+        )
+    ],
+    "mentioned": [
+        f"Instead of {TAGGED} you should have searched first.",
+        f"Statt {TAGGED} hätten Sie zuerst suchen sollen.",
+        f"不要写 {TAGGED}，应该先搜索。",
+        f"Both {TAGGED} and {render_call(QUERY)} are accepted.",
+        f"I would send {TAGGED}, but nobody asked.",
+        f"The server got {TAGGED}.",
+        f"Compare {TAGGED} with {render_call(QUERY)}: the second runs SQL.",
+        f"ERROR 2026-04-01 09:00:00 could not parse {TAGGED}",
+        "Do not write <function=get_columns><parameter=table>claims</parameter></function>; search first.",
+        "<execute_sql>SELECT 1</execute_sql> is no valid tag.",
+        f"[10:00:01] DEBUG parser: {TAGGED}",
+        f"2026-01-05T10:00:01 calling {TAGGED}",
+        f"INFO calling. {COLUMNS_JSON}",
+    ],
     "data": [
         f'{{"tool_call": {COLUMNS_JSON}, "status": "ok", "rows": 3}}',
         f'{{"model": "m", "tool_calls": [{COLUMNS_JSON}], "usage": {{"total": 12}}}}',
@@ -239,6 +323,8 @@ NEGATIVES: dict[str, list[str]] = {
     ],
     "programs": [
         'import db\nget_columns("claims")',
+        'def get_columns(table):\n    return db.columns(table)\n\nget_columns("claims")',
+        'db.open("claims.db")\nget_columns("claims")',
         'rows = []\n\nget_columns("claims")\nprint(rows)',
         'get_columns("claims") lists the columns.',
         "search_schema(query)\nget_columns(table)",
@@ -301,6 +387,7 @@ NEGATIVES: dict[str, list[str]] = {
         '{"name": "execute_sql", "arguments": {"sql": "SELECT a"',
         'execute_sql("SELECT a',
         "execute_sql('''SELECT a''",
+        '<tool_call>\n"name": "execute_sql", "arguments": {"sql": "SELECT a',
         "<function=execute_sql>\n<parameter=sql>\nSELECT a FROM",
         "<execute_sql>SELECT a FROM",
         '<function name="execute_sql" arguments=\'{"sql": "SELECT a',

@@ -30,6 +30,7 @@ SETTINGS = (
 
 
 CALL = ToolCall("search_schema", {"query": "open claims"})
+FENCED = f"```json\n{json.dumps(asdict(CALL))}\n```"  # as models write it before stage 1; no Hermes parser reads it
 
 
 def taught_model(folder: Path) -> Path:
@@ -40,10 +41,10 @@ def taught_model(folder: Path) -> Path:
 
 
 def untaught_model(folder: Path, questions: Sequence[str]) -> Path:
-    """Write one as it is before stage 1: it answers these questions with a call in fenced JSON, which no Hermes parser reads."""
+    """Write one as it is before stage 1: it answers these questions with a call in fenced JSON."""
     from tests.tiny_model import save_tiny_model, teach
 
-    return teach(save_tiny_model(folder), f"```json\n{json.dumps(asdict(CALL))}\n```", questions, steps=300)
+    return teach(save_tiny_model(folder), FENCED, questions, steps=300)
 
 
 def options(*settings: str) -> list[str]:
