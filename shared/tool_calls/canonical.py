@@ -32,7 +32,7 @@ def read_turn(text: str, offered: Offered) -> tuple[str, tuple[ToolCall, ...]] |
     at = start
     while text.startswith(_OPEN, at):
         value, end = complete(text, at + len(_OPEN))
-        call = canonical_call(value) if end >= 0 and text.startswith(_CLOSE, end) else None
+        call = canonical_call(value, offered) if end >= 0 and text.startswith(_CLOSE, end) else None
         if call is None:
             return None
         calls.append(call)

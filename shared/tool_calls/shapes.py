@@ -1,8 +1,9 @@
 """What a JSON value means: which tool calls, or why none.
 
-How much is demanded depends on where the value stands. In an explicit `<tool_call>` it is taken as it is, so that the
-agent can answer a wrong name or argument, and written again it gives the model's own text. Everywhere else it must name
-an offered tool and its arguments must fit, so that JSON answers, echoed tool definitions and log records stay text.
+Arguments get the types of the schema where nothing is lost by it (`"3"` for an integer is 3); those that have them already,
+written again, give the model's own text. How much is demanded beyond that depends on where the value stands. In an explicit
+`<tool_call>` it is taken as it is, so that the agent can answer a wrong name or argument. Everywhere else it must name an
+offered tool and its arguments must fit, so that JSON answers, echoed tool definitions and log records stay text.
 """
 
 from __future__ import annotations
@@ -37,14 +38,16 @@ def calls_in(value: Any, offered: Offered, *, explicit: bool) -> tuple[list[Tool
     return calls, ""
 
 
-def canonical_call(value: Any) -> ToolCall | None:
+def canonical_call(value: Any, offered: Offered) -> ToolCall | None:
     """What `calls_in` says of an explicit call in the usual form; None for any other."""
     if not isinstance(value, dict) or value.keys() != _USUAL_KEYS:
         return None
     name, arguments = value["name"], value["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, dict) or not _NAME.fullmatch(name):
         return None
-    return None if _is_definition(value, "arguments") or _flaw(arguments) else ToolCall(name, arguments)
+    if _is_definition(value, "arguments") or _flaw(arguments):
+        return None
+    return ToolCall(name, offered.typed(name, arguments))
 
 
 def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:
@@ -54,8 +57,8 @@ def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolC
     arguments = _arguments(given, name, offered)
     if arguments is None:
         return f"The arguments of {name} are not a JSON object; write {FORM}."
+    arguments = offered.typed(name, arguments)
     if not explicit:
-        arguments = offered.typed(name, arguments)
         problem = offered.misfit(name, arguments)
         if problem or is_placeholder(arguments):
             return problem

@@ -60,10 +60,7 @@ def read_call(source: Source, at: int, offered: Offered, *, explicit: bool) -> R
         given, end = yield from _arguments(source, tag, name, offered)
     except (_NoCall, Unreadable) as error:
         return str(error) if isinstance(error, _NoCall) else "", error.position
-    if isinstance(given, dict):
-        given = offered.typed(name, given)
-    call = call_of(name, given, offered, explicit=explicit)
-    return call, end
+    return call_of(name, given, offered, explicit=explicit), end
 
 
 def _name(source: Source, tag: _Tag, offered: Offered) -> Reading[Any]:

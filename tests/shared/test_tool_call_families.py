@@ -101,7 +101,15 @@ def test_arguments_get_the_types_of_the_schema_where_nothing_is_lost() -> None:
         "of": [1],
     }
     assert parse('{"name": "f", "arguments": {"n": "3.5"}}', tools).calls == ()
-    assert parse('<tool_call>\n{"name": "f", "arguments": {"n": "3"}}\n</tool_call>', tools).calls[0].arguments == {
+    explicit = '<tool_call>\n{"name": "f", "arguments": {"n": %s}}\n</tool_call>'
+    for written, value in (
+        ('"3"', 3),
+        ("3.0", 3),
+        ('"3.5"', "3.5"),
+        ('"soon"', "soon"),
+    ):  # what does not fit is passed on
+        assert parse(explicit % written, tools).calls == (ToolCall("f", {"n": value}),)
+    assert parse('<tool_call>\n{"name": "g", "arguments": {"n": "3"}}\n</tool_call>', tools).calls[0].arguments == {
         "n": "3"
     }
 
