@@ -1,7 +1,7 @@
 """Run directories and manifests: how stages meet on disk.
 
-    runs/<name>/{data,sft,grpo,evaluations/<who>,report}     one run
-    runs/models/                                             base models, unpacked and adapted once for all runs
+    runs/<name>/{data,sft,gate/<mark>,grpo,evaluations/<who>,report}     one run
+    runs/models/                                                         base models, unpacked and adapted once for all runs
 
 A stage works in its own folder and closes it with `manifest.json`, written last and atomically: its existence means
 "complete". The manifest carries a fingerprint of everything the result depends on (settings, input files, code

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import logging
 import math
@@ -30,7 +31,7 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import httpx
 
@@ -262,25 +263,27 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line per request
     grpo = settings.config.grpo
-    with settings.episodes.open("a", encoding="utf-8") as stream:
-        handler = make_handler(settings.config, settings.model_folder, lambda row: _append(stream, row))
-        asyncio.run(
-            serve(
-                settings.gateway_url,
-                os.environ["AGL_KEY"],
-                handler,
-                concurrency=grpo.concurrency,
-                episode_timeout_seconds=grpo.episode_timeout_seconds,
-                step_timeout_seconds=grpo.step_timeout_seconds,
-                drain_seconds=args.drain,
-            )
+    handler = make_handler(settings.config, settings.model_folder, functools.partial(append, settings.episodes))
+    asyncio.run(
+        serve(
+            settings.gateway_url,
+            os.environ["AGL_KEY"],
+            handler,
+            concurrency=grpo.concurrency,
+            episode_timeout_seconds=grpo.episode_timeout_seconds,
+            step_timeout_seconds=grpo.step_timeout_seconds,
+            drain_seconds=args.drain,
         )
+    )
 
 
-def _append(stream: TextIO, row: dict[str, Any]) -> None:
-    """One line in one write, so that a killed controller leaves no half line."""
-    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-    stream.flush()
+def append(file: Path, row: dict[str, Any]) -> None:
+    """One line in one write, so that a killed controller leaves no half line.
+
+    The file is opened anew: a start of the run that this controller outlives has put another one in its place (follow.settle).
+    """
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -72,12 +72,12 @@ def settle(config: Config, folder: Path, saved: int) -> list[Row]:
     metrics = _up_to(saved, folder / "metrics.jsonl")
     episodes = _up_to(saved, folder / "episodes.jsonl")
     made = {row["step"]: row["data"] for row in JsonlTail(folder / "trainer_metrics.jsonl").new_rows() if _of_step(row)}
-    with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
-        for step in range(max((row["step"] for row in metrics), default=0) + 1, saved + 1):
-            played = [episode for episode in episodes if episode["step"] == step]
-            train, validation = ([one for one in played if one["split"] == split] for split in ("train", "val"))
-            if step in made or (step == saved and train):  # the trainer saves a step before it writes its row
-                values = step_figures(config, made.get(step, {}), train)
+    for step in range(max((row["step"] for row in metrics), default=0) + 1, saved + 1):
+        played = [episode for episode in episodes if episode.get("step") == step]
+        train, validation = ([one for one in played if one["split"] == split] for split in ("train", "val"))
+        if step in made or (step == saved and train):  # the trainer saves a step before it writes its row
+            values = step_figures(config, made.get(step, {}), train)
+            with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
                 log.log(step, values | (validation_figures(validation) if validation else {}))
     (folder / "trainer_metrics.jsonl").unlink(missing_ok=True)  # VERL writes it anew
     return list(JsonlTail(folder / "metrics.jsonl").new_rows())
@@ -89,8 +89,8 @@ def _of_step(row: Row) -> bool:
 
 
 def _up_to(saved: int, file: Path) -> list[dict[str, Any]]:
-    """The rows of the steps up to `saved`, and from now on all that the file holds."""
-    rows = [row for row in JsonlTail(file).new_rows() if row["step"] <= saved]
+    """The rows of the steps up to `saved`, and from now on all that the file holds; those of 0.1.0 name no step and stay."""
+    rows = [row for row in JsonlTail(file).new_rows() if row.get("step", 0) <= saved]
     if file.exists():
         write_jsonl(file, rows)
     return rows

@@ -257,7 +257,9 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
     grpo, gate = config.grpo, config.gate
     named = os.environ.get("SFT_MODEL_PATH") or grpo.model
     there = "" if not named or local_path(named).exists() else " (not there yet)"
-    probe = f"{gate.questions} training questions x {gate.samples} episodes before the first step"
+    probe = (
+        f"{gate.questions} training questions x {gate.samples} episodes before the first step, in {run.path / 'gate'}"
+    )
     steps = f"{grpo.total_steps} steps" if grpo.total_steps else f"all steps of {grpo.epochs} epoch(s)"
     return [
         f"grpo: start from {named or f'the checkpoint of {run.sft}'}{there}",

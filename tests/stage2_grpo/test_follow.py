@@ -1,5 +1,6 @@
 """What a run prints and records of its steps and validations while the trainer runs."""
 
+import functools
 import json
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from shared.config import load_config
 from shared.errors import UserError
 from shared.records import JsonlTail, write_jsonl
 from shared.services import OwnedProcess
+from stage2_grpo.controller import append
 from stage2_grpo.follow import follow, refuse_silent_model, settle
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
@@ -78,6 +80,25 @@ def test_what_a_killed_run_saved_but_did_not_record_is_recorded_and_what_it_did_
     assert (rows[2]["episodes"], rows[2]["seconds"], rows[2]["validation_episodes"]) == (2.0, 2.0, 1.0)
     assert settle(config, tmp_path, saved=3) == rows == JsonlTail(metrics).new_rows()
     assert [row["step"] for row in JsonlTail(tmp_path / "episodes.jsonl").new_rows()] == [1, 2, 3, 3, 3]
+
+
+def test_a_controller_that_outlives_a_killed_run_records_for_the_next_one(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    record = functools.partial(append, file)
+    for number in (1, 2):
+        record(episode("train", number))
+    settle(load_config(PIPELINE, "cpu"), tmp_path, saved=1)
+    record(episode("train", 2))
+    assert [row["step"] for row in JsonlTail(file).new_rows()] == [1, 2]
+
+
+def test_a_run_that_an_older_version_began_goes_on(tmp_path: Path) -> None:
+    older = {key: value for key, value in episode("train", 1).items() if key != "step"}
+    write_jsonl(tmp_path / "episodes.jsonl", [older, episode("train", 2)])
+    write_jsonl(tmp_path / "trainer_metrics.jsonl", [step(1)])
+    rows = settle(load_config(PIPELINE, "cpu"), tmp_path, saved=1)
+    assert [(row["step"], row["seconds"]) for row in rows] == [(1, 2.0)]
+    assert JsonlTail(tmp_path / "episodes.jsonl").new_rows() == [older]
 
 
 def test_a_step_that_was_saved_but_killed_before_the_trainer_wrote_its_row_is_recorded_from_its_episodes(
