@@ -161,7 +161,7 @@ def run(args: argparse.Namespace) -> None:
     with locked(directory.path):
         write_json(directory.path / "config.json", to_dict(config))
         if args.first:
-            print(f"what was finished is kept as *.old, from {args.first} on", flush=True)
+            print(f"starts anew from {args.first} on; what was finished there is kept as <folder>.old", flush=True)
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
             if folder(stage, directory).exists():
                 set_aside(folder(stage, directory))
