@@ -156,7 +156,10 @@ def _disk_is_full(error: BaseException) -> bool:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Unwind, and try again until that is going on: a destructor or a library's `except` may have dropped the exception."""
+    """Unwind, and try again until that is going on: a destructor or a library's `except` may have dropped the exception.
+
+    A coroutine that was hit and waits in its clean-up does not show that it unwinds; it is cancelled after half a second.
+    """
     if not _is_unwinding():
         signal.signal(signal.SIGALRM, _terminate)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)

@@ -135,12 +135,16 @@ def _sizes(outputs: Mapping[str, Any]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def attempt(folder: Path, expected: str) -> Iterator[None]:
-    """`begin_stage`, taken back when the block refuses its inputs (UserError): what was finished before stands there again."""
+    """`begin_stage`, taken back when the block refuses its inputs (UserError): what was finished before stands there again.
+
+    Unless an interrupted attempt of the same inputs has made something already: that is kept.
+    """
     begin_stage(folder, expected)
+    began_here = [path.name for path in folder.iterdir()] == [STARTED]
     try:
         yield
     except UserError:
-        if not read_manifest(folder) and read_manifest(kept := _kept(folder)):
+        if began_here and not read_manifest(folder) and read_manifest(kept := _kept(folder)):
             _discard(folder)
             kept.rename(folder)
             print(f"{folder} is again what was finished before", flush=True)

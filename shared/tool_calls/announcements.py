@@ -57,7 +57,8 @@ _ABOUT_FORM = re.compile(
 _LIKE_AN_EXAMPLE = re.compile(
     _any(
         rf"(?:{_EXAMPLE}|{_FOR_EXAMPLE}).*",
-        r"\b(?:how to|looks? like|like this|would (?:look|be|call|write)|the (?:[\w-]+ ){0,3}(?:format|syntax|form) (?:is|would)|"
+        rf"\blooks? like{_LIKE_THIS}(?: (?:in|as|for|when|with)\b.*)?",
+        r"\b(?:how to|like this|would (?:look|be|call|write)|the (?:[\w-]+ ){0,3}(?:format|syntax|form) (?:is|would)|"
         rf"this {_SHAPE})\b.*",
         r"^\W*(?:right|correct|good|valid)",
     )
@@ -74,6 +75,11 @@ _NOT_NOW = re.compile(
 )
 _ACTS_AT_ONCE = re.compile(
     r"\blet(?: me| us|'s)\b|\b(?:I|we)(?:'ll| will| need| must| have to| want| first| now|(?:'m| am|'re| are) going)\b(?! not)",
+    re.IGNORECASE,
+)
+_ACTING = re.compile(
+    r"\W*(?:(?:first|next|now|ok|okay|so|sure|then)\b\W*)*"
+    r"(?:calling|checking|executing|fetching|getting|inspecting|looking|querying|reading|running|searching|trying)\b",
     re.IGNORECASE,
 )
 _ANNOUNCED = re.compile(
@@ -120,8 +126,10 @@ def stands_in_sentence(text: str, start: int, at: int) -> bool:
     """Whether the words before it on its line need more words, and do not say that the speaker acts. `start` is where the last
     call ended: on the line of a call there are further calls."""
     words, _ = _words_before(text, at)
+    sentence = _SENTENCE_END.split(words)[-1]
     needs_more = words.rstrip()[-1:].isalnum() or words.rstrip()[-1:] in (",", "，", "、")
-    return needs_more and start <= at - len(words) and not _speaker_acts(_SENTENCE_END.split(words)[-1])
+    acts = _speaker_acts(sentence) or _ACTING.match(sentence)
+    return needs_more and start <= at - len(words) and not acts
 
 
 def _words_before(text: str, at: int) -> tuple[str, bool]:

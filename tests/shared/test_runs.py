@@ -97,6 +97,17 @@ def test_an_attempt_whose_inputs_are_refused_leaves_what_was_finished_before(tmp
     assert finished(tmp_path / "sft", "a")
 
 
+def test_a_refusal_keeps_what_an_interrupted_attempt_of_the_same_inputs_has_made(tmp_path: Path) -> None:
+    begin_stage(tmp_path / "sft", "a")
+    finish_stage(tmp_path / "sft", "a", seconds=1, outputs={})
+    begin_stage(tmp_path / "sft", "b")
+    (tmp_path / "sft" / "traces.jsonl").touch()
+    with pytest.raises(UserError), attempt(tmp_path / "sft", "b"):
+        raise UserError("The teacher does not answer.")
+    assert (tmp_path / "sft" / "traces.jsonl").exists()
+    assert finished(tmp_path / "sft.old", "a")
+
+
 class Killed(BaseException):
     """Ends the work as kill -9 would: nothing in shared/runs.py handles it."""
 

@@ -206,11 +206,13 @@ POSITIVES: dict[str, list[Positive]] = {
     ]
     + [
         (f"Let me see what the table looks like:\n```json\n{COLUMNS_JSON}\n```", [COLUMNS], "Let me see what the table looks like:"),
+        (f"That looks like a join is needed:\n```json\n{COLUMNS_JSON}\n```", [COLUMNS], "That looks like a join is needed:"),
     ],
     "in_a_sentence": [
         (f"The count is unknown, so I run {TAGGED} and wait.", [COLUMNS], "The count is unknown, so I run \nand wait."),
         (f"First {TAGGED} then {render_call(QUERY)}", [COLUMNS, QUERY], "First \nthen"),
         (f"Let me run {TAGGED} and {render_call(QUERY)}, please.", [COLUMNS, QUERY], "Let me run \nand\nplease."),
+        (f"Next, calling get_columns {TAGGED} to see it.", [COLUMNS], "Next, calling get_columns \nto see it."),
         (f"The columns of claims {TAGGED}", [COLUMNS], "The columns of claims "),
         (f"Claims\n{TAGGED}\nthat is all", [COLUMNS], "Claims\nthat is all"),
     ],
