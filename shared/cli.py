@@ -92,11 +92,14 @@ def run_main(main: Callable[[], None]) -> None:
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             print(end="", flush=True)  # here, where a reader that has gone can still be noticed
-    except BrokenPipeError:
-        if not _reader_is_gone():
+    except OSError as error:
+        gone = isinstance(error, BrokenPipeError) and _reader_is_gone()
+        if not gone and not _disk_is_full(error):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
-        sys.exit(READER_GONE)
+        if not gone and not isinstance(error.__context__, SystemExit):  # else it has been told
+            _told(error)
+        sys.exit(READER_GONE if gone else 2)
 
 
 def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -79,6 +79,15 @@ def test_output_that_nobody_reads_any_more_ends_the_command_without_a_word(work:
     assert (ended.returncode, ended.stderr) == (READER_GONE, "")
 
 
+@pytest.mark.parametrize("work", ["print(*range(99999), sep='\\n')", "print('short')"])
+def test_output_into_a_file_on_a_full_disk_ends_the_command_with_one_sentence(work: str) -> None:
+    code = f"from shared.cli import run_main\ndef main(): {work}\nrun_main(main)"
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run([sys.executable, "-c", code], cwd=REPO, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 2
+    assert re.fullmatch(r"error: The disk is full .*\n", ended.stderr)
+
+
 def test_a_pipe_that_breaks_elsewhere_is_a_bug() -> None:
     ended = run("def main(): raise BrokenPipeError('a socket')")
     assert ended.returncode == 1
