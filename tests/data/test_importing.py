@@ -102,6 +102,7 @@ FINDINGS = [
     ("empty", "Old?", "SELECT name FROM pets WHERE age > 99"),
     ("constant", "What?", "SELECT 1 + 1"),
     ("one scalar", "Sum?", "SELECT sum(age) FROM pets"),
+    ("unrepeatable", "How long ago?", "SELECT pet_id, julianday('now') - age FROM pets"),
     ("order-ambiguous", "Oldest?", "SELECT name FROM pets ORDER BY age LIMIT 1"),
     ("trivial", "All?", "SELECT pet_id, name, age FROM pets WHERE age = 7"),
     ("duplicated", "how many PETS", "select COUNT(*) from pets"),
@@ -139,6 +140,7 @@ def test_schemas_too_large_for_the_context_are_named(tmp_path: Path) -> None:
         (GOOD | {"database": "p" * 5000}, "is not in"),
         (GOOD | {"question": "\ud800"}, "half a character"),
         (GOOD | {"sql": "DROP TABLE pets"}, "its gold SQL fails"),
+        (GOOD | {"sql": "explain SELECT 1"}, "its gold SQL is an EXPLAIN"),
     ],
 )
 def test_bad_rows_are_listed_and_stop_or_are_skipped(
