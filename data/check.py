@@ -23,6 +23,7 @@ from shared.audit.ties import Order, order_of
 from shared.audit.trivial import reads_no_data, trivial_query
 from shared.compare import execution_match, gold_is_ordered
 from shared.database import Database, QueryResult
+from shared.errors import UserError
 from shared.settings import Config
 
 SLOW_SECONDS = 1.0
@@ -74,10 +75,14 @@ class Checked:
 
 
 def check(source: Source, config: Config) -> Checked:
-    """Run every gold of a source and look at it. Raises UserError only for files that cannot be read at all."""
+    """Run every gold of a source and look at it. Raises UserError only for files without rows or that cannot be read."""
+    rows = [*read_rows(source)]
+    if not rows:
+        files = " and ".join(map(str, source.files))
+        raise UserError(f"{files} holds no rows; give a file with a question, its sql and its database in each row.")
     checked = Checked()
     checker = _Checker(source, config, checked)
-    for place, row in tqdm([*read_rows(source)], "running golds", unit=" questions", disable=None, leave=False):
+    for place, row in tqdm(rows, "running golds", unit=" questions", disable=None, leave=False):
         try:
             if isinstance(row, BadRowError):
                 raise row

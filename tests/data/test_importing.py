@@ -65,6 +65,25 @@ def test_a_csv_file_with_line_breaks_in_cells_keeps_its_line_numbers(tmp_path: P
     ]
 
 
+def test_a_long_cell_is_read_and_one_beyond_the_bound_is_named(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = tmp_path / "questions.csv"
+    file.write_text(f'question,sql,database\n"{"How many? " * 100_000}",SELECT count(*) FROM pets,pets\n')
+    ((row, _),) = checked(file).rows
+    assert len(row.question) == 999_999
+    file.write_text(f"question,sql,database\n{'x' * 16_000_001},SELECT 1,pets\n")
+    with pytest.raises(UserError, match=r"quote its texts, each of at most 16000000 characters"):
+        checked(file)
+
+
+def test_a_gold_is_found_beside_the_parse_that_spider_gives_with_it(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = tmp_path / "questions.json"
+    file.write_text(json.dumps([{"db_id": "pets", "question": "How many?", "query": GOOD["sql"], "sql": {"from": []}}]))
+    ((row, _),) = checked(file).rows
+    assert row.gold_sql == GOOD["sql"]
+
+
 def test_one_database_may_serve_all_questions(tmp_path: Path) -> None:
     path = database(tmp_path / "mine.db")
     file = jsonl(tmp_path, {"question": "How many?", "query": "SELECT count(*) FROM pets"})
@@ -133,6 +152,7 @@ def test_schemas_too_large_for_the_context_are_named(tmp_path: Path) -> None:
     [
         ("{", "it is not JSON"),
         ("[1]", "it is not a JSON object"),
+        ('{"question": "A?", "sql": "SELECT 1", "question": "B?", "database": "pets"}', "it names 'question' twice"),
         ({"question": "x", "database": "pets"}, 'it has no text under "sql"'),
         (GOOD | {"question": 1}, 'it has no text under "question"'),
         (GOOD | {"database": "zoo"}, r"its database 'zoo' is not in"),
@@ -160,15 +180,14 @@ def test_bad_rows_are_listed_and_stop_or_are_skipped(
         importing.write(result, tmp_path / "out", skip=True)
 
 
-def test_a_wrong_header_is_reported_once_and_nothing_usable_is_no_success(tmp_path: Path) -> None:
+def test_a_wrong_name_is_reported_once_and_nothing_usable_is_no_success(tmp_path: Path) -> None:
     database(tmp_path / "pets.sqlite")
-    file = tmp_path / "questions.csv"
-    file.write_text("Question,SQL,database\n" + "How many?,SELECT count(*) FROM pets,pets\n" * 20)
+    file = jsonl(tmp_path, *[{"Question": "How many?", "SQL": GOOD["sql"], "database": "pets"}] * 20)
     reason = (
         'it has no text under "question", only under Question, SQL, database; a row needs question, sql and database'
     )
     assert checked(file).report().count(reason) == 1
-    assert f"questions.csv:2 and 19 more: {reason}" in checked(file).report()
+    assert f"questions.jsonl:1 and 19 more: {reason}" in checked(file).report()
     with pytest.raises(UserError, match="No row can be used"):
         importing.main([str(file), "--check", "--config", str(ROOT / "pipeline.yaml")])
 
@@ -188,6 +207,15 @@ def test_two_databases_of_one_name_stay_apart(tmp_path: Path) -> None:
         (b"{", "q.json", "cannot be read as JSON"),
         (b"{}", "q.json", "must hold a JSON list"),
         (b'question,sql\n"a"b,c\n', "q.csv", r"after line 1: this is not CSV"),
+        (b"How many?,SELECT 1,pets\n", "q.csv", r"line 1: the header .* it names How many\?, SELECT 1, pets\.$"),
+        (b"question,database\nHow many?,pets\n", "q.csv", "must name question, sql and database"),
+        (b"question;sql;database\na;b;c\n", "q.csv", "must name question, sql and database, parted by commas"),
+        (b"question,sql,database,sql,,\n", "q.csv", "line 1: the header names sql twice"),
+        (b"", "q.csv", r"q\.csv holds no rows"),
+        (b"question,sql,database\n", "q.csv", r"q\.csv holds no rows"),
+        (b"", "q.jsonl", r"q\.jsonl holds no rows"),
+        (b" \n\n", "q.jsonl", r"q\.jsonl holds no rows"),
+        (b"[]", "q.json", r"q\.json holds no rows"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(content: bytes, name: str, words: str, tmp_path: Path) -> None:
