@@ -222,7 +222,8 @@ def _text(row: dict[str, Any], key: str, *, needed: bool = True) -> str:
     if not isinstance(value, str) or not value.strip():
         if not needed:
             return ""
-        there = "" if key in row or not row else f", only under {', '.join(row)}"[:200]
+        names = ", ".join(row)[:200].encode(errors="backslashreplace").decode()
+        there = "" if key in row or not row else f", only under {names}"
         raise BadRowError(f'it has no text under "{key}"{there}; a row needs question, sql and database')
     return whole_text(value, key)
 

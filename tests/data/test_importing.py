@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from data import importing
+from data import importing, sources
 from data.check import Checked, check
 from data.prepare import prepare
 from data.sources import find_source
 from data.spider import load
+from shared import evaluate
 from shared.errors import UserError
 from shared.records import read_questions
 from tests.beside import REAL_DATA, needs_real_data
@@ -65,14 +67,14 @@ def test_a_csv_file_with_line_breaks_in_cells_keeps_its_line_numbers(tmp_path: P
     ]
 
 
-def test_a_long_cell_is_read_and_one_beyond_the_bound_is_named(tmp_path: Path) -> None:
+def test_a_long_cell_is_read_and_one_beyond_the_bound_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database(tmp_path / "pets.sqlite")
     file = tmp_path / "questions.csv"
     file.write_text(f'question,sql,database\n"{"How many? " * 100_000}",SELECT count(*) FROM pets,pets\n')
     ((row, _),) = checked(file).rows
     assert len(row.question) == 999_999
-    file.write_text(f"question,sql,database\n{'x' * 16_000_001},SELECT 1,pets\n")
-    with pytest.raises(UserError, match=r"quote its texts, each of at most 16000000 characters"):
+    monkeypatch.setattr(sources, "_LONGEST_CELL", 999_998)
+    with pytest.raises(UserError, match=r"quote its texts, each of at most 999998 characters"):
         checked(file)
 
 
@@ -153,6 +155,7 @@ def test_schemas_too_large_for_the_context_are_named(tmp_path: Path) -> None:
         ("{", "it is not JSON"),
         ("[1]", "it is not a JSON object"),
         ('{"question": "A?", "sql": "SELECT 1", "question": "B?", "database": "pets"}', "it names 'question' twice"),
+        ({"\ud800": "x"}, r"only under \ud800;"),
         ({"question": "x", "database": "pets"}, 'it has no text under "sql"'),
         (GOOD | {"question": 1}, 'it has no text under "question"'),
         (GOOD | {"database": "zoo"}, r"its database 'zoo' is not in"),
@@ -176,6 +179,7 @@ def test_bad_rows_are_listed_and_stop_or_are_skipped(
     importing.write(result, tmp_path / "out", skip=True)
     assert json.loads((tmp_path / "out" / "skipped.jsonl").read_text())["row"] == 3
     assert "1 questions written, 1 rows skipped" in capsys.readouterr().out
+    assert result.report().encode()
     with pytest.raises(UserError, match=r"dev\.json exists already"):
         importing.write(result, tmp_path / "out", skip=True)
 
@@ -222,6 +226,37 @@ def test_files_that_cannot_be_read_are_named(content: bytes, name: str, words: s
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=words):
         checked(tmp_path / name)
+
+
+def test_the_commands_to_go_on_with_are_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database(tmp_path / "pets.sqlite")
+    folder = tmp_path / "my $pets; (old)"
+    importing.write(checked(jsonl(tmp_path, GOOD)), folder, skip=False)
+    _, *commands = capsys.readouterr().out.splitlines()
+    train, ask = map(shlex.split, commands)
+    assert train == ["python", "run_pipeline.py", "--set", f"data.spider_dir={folder}"]
+    assert settings(*train[3:]).data.spider_dir == str(folder)
+    (tmp_path / "FOLDER").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [*ask[2:], "--dry-run", "--profile=cpu", "--config", str(ROOT / "pipeline.yaml")])
+    with pytest.raises(UserError, match="FOLDER"):  # all that is left to say is which model
+        evaluate.main()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--out", ""], "An empty path was given"),
+        (["--databases", "", "--check"], "An empty path was given"),
+        (["--out", "x", "--check"], "leave it out to write to x, or leave out --out"),
+        ([], "needs --out FOLDER"),
+    ],
+)
+def test_where_to_write_must_be_clear(options: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        importing.main([str(jsonl(tmp_path, GOOD)), *options, "--config", str(ROOT / "pipeline.yaml")])
 
 
 def test_a_folder_of_databases_alone_asks_nothing(tmp_path: Path) -> None:
