@@ -1,7 +1,7 @@
 """What a data set is like before a run learns from it: every gold run once, every row that is bad or odd listed.
 
 A row is unusable when it cannot be read, its database is missing or its gold fails or returns too much. Usable but worth
-a look are golds that are slow, empty, constant or one scalar, that hang on ties, or that a trivial query satisfies too,
+a look are golds that are slow, empty, constant or one scalar, that hang on time, chance or ties, or that a trivial query satisfies too,
 and questions asked twice with the same gold or with golds of different results.
 """
 
@@ -18,11 +18,12 @@ from tqdm import tqdm
 
 from data.databases import Databases
 from data.sources import BadRowError, Place, Source, SourceRow, read_rows
-from data.sql_form import gold_key, question_key
+from data.sql_form import gold_key, is_repeatable, question_key
 from shared.audit.ties import Order, order_of
 from shared.audit.trivial import reads_no_data, trivial_query
 from shared.compare import execution_match, gold_is_ordered
 from shared.database import Database, QueryResult
+from shared.errors import UserError
 from shared.settings import Config
 
 SLOW_SECONDS = 1.0
@@ -36,6 +37,7 @@ _MEANINGS = {
     "empty": "golds without any row (worth half: too easy to hit)",
     "constant": "golds that read no data",
     "one scalar": "golds of a single value (easy to hit by luck)",
+    "unrepeatable": "golds whose answer changes with time or chance",
     "order-ambiguous": "golds whose answer hangs on how ties are broken",
     "trivial": "golds that a trivial query satisfies too",
     "duplicated": "questions asked before with the same gold",
@@ -73,10 +75,14 @@ class Checked:
 
 
 def check(source: Source, config: Config) -> Checked:
-    """Run every gold of a source and look at it. Raises UserError only for files that cannot be read at all."""
+    """Run every gold of a source and look at it. Raises UserError only for files without rows or that cannot be read."""
+    rows = [*read_rows(source)]
+    if not rows:
+        files = " and ".join(map(str, source.files))
+        raise UserError(f"{files} holds no rows; give a file with a question, its sql and its database in each row.")
     checked = Checked()
     checker = _Checker(source, config, checked)
-    for place, row in tqdm([*read_rows(source)], "running golds", unit=" questions", disable=None, leave=False):
+    for place, row in tqdm(rows, "running golds", unit=" questions", disable=None, leave=False):
         try:
             if isinstance(row, BadRowError):
                 raise row
@@ -117,6 +123,8 @@ class _Checker:
             yield "constant", sql
         elif len(result.rows) == 1 and len(result.columns) == 1:
             yield "one scalar", f"{result.rows[0][0]!r}: {sql}"
+        if not is_repeatable(row.gold_sql):
+            yield "unrepeatable", sql
         if order_of(row.gold_sql, database) is not (Order.GIVEN if gold_is_ordered(row.gold_sql) else Order.FREE):
             yield "order-ambiguous", sql
         if trivial := trivial_query(row.gold_sql, result, database):

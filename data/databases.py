@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from data.sources import BadRowError
+from data.sql_form import is_explain
 from shared.database import Database, QueryResult, SqlError
 from shared.errors import UserError
 from shared.settings import SandboxConfig
@@ -36,7 +37,9 @@ class Databases:
         return self.opened[name]
 
     def run_gold(self, name: str, sql: str) -> QueryResult:
-        """The whole result of a gold; raises BadRowError when it fails or is too large to be compared."""
+        """The whole result of a gold; raises BadRowError when it fails, answers nothing or is too large to be compared."""
+        if is_explain(sql):
+            raise BadRowError("its gold SQL is an EXPLAIN, which gives a plan and no answer; give the query itself")
         try:
             result = self.get(name).execute(sql, self._sandbox.max_compare_rows)
         except SqlError as error:

@@ -12,6 +12,7 @@ and listed in FOLDER/skipped.jsonl with --bad-rows skip.
 from __future__ import annotations
 
 import json
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,14 +30,14 @@ from shared.records import Question, write_jsonl
 def main(arguments: Sequence[str]) -> None:
     """Read, check, report, and write unless --check."""
     parser = common_parser("python -m data import", "Bring a data set in, looked at first; see data/importing.py.")
-    parser.add_argument("source", type=Path, help="folder in Spider or BIRD layout, or a .jsonl, .json or .csv file")
+    parser.add_argument("source", type=_path, help="folder in Spider or BIRD layout, or a .jsonl, .json or .csv file")
     parser.add_argument(
         "--databases", help="folder of SQLite files, the one file of all questions, or an address like postgresql://…"
     )
     parser.add_argument(
         "--tables", default="", help="with an address: the tables to read, parted by commas (default: all)"
     )
-    parser.add_argument("--out", type=Path, help="folder to write, for data.spider_dir")
+    parser.add_argument("--out", type=_path, help="folder to write, for data.spider_dir")
     parser.add_argument("--check", action="store_true", help="print the data report and write nothing")
     parser.add_argument(
         "--bad-rows", choices=("fail", "skip"), default="fail", help="what unusable rows do (default: fail)"
@@ -44,6 +45,10 @@ def main(arguments: Sequence[str]) -> None:
     args = parser.parse_args(arguments)
     if not args.check and args.out is None:
         raise UserError("python -m data import needs --out FOLDER to write to, or --check for the report alone.")
+    if args.check and args.out is not None:
+        raise UserError(
+            f"--check writes nothing: leave it out to write to {args.out}, or leave out --out for the report alone."
+        )
     if not args.source.exists():
         raise UserError(f"There is no {args.source}; give a folder or a question file.")
     if not args.check:
@@ -62,10 +67,16 @@ def main(arguments: Sequence[str]) -> None:
             write(checked, args.out, skip=args.bad_rows == "skip")
 
 
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise UserError("An empty path was given, as by a variable that is not set; name the file or folder.")
+    return Path(text)
+
+
 def _databases(given: str | None, tables: str, place: Path) -> Path | None:
     """Where the databases are; one behind an address becomes a snapshot in `place`."""
     if given is None or not live.is_address(given):
-        return Path(given) if given else None
+        return None if given is None else _path(given)
     names = [name.strip() for name in tables.split(",") if name.strip()]
     return live.snapshot(given, place / "snapshot", names)
 
@@ -97,8 +108,10 @@ def write(checked: Checked, folder: Path, *, skip: bool) -> None:
     partial = folder / "dev.json.partial"
     partial.write_text(json.dumps(rows, ensure_ascii=False, indent=1), encoding="utf-8")
     partial.replace(folder / "dev.json")
-    print(f"{len(rows)} questions written, {len(bad)} rows skipped; next: --set data.spider_dir={folder} to train on them, or "
-          f"python -m shared.evaluate --questions {folder / 'questions.jsonl'}")  # fmt: skip
+    setting, questions = (shlex.quote(str(text)) for text in (f"data.spider_dir={folder}", folder / "questions.jsonl"))
+    print(f"{len(rows)} questions written, {len(bad)} rows skipped; next, to train on them or to ask them:\n"
+          f"    python run_pipeline.py --set {setting}\n"
+          f"    .venv/bin/python -m shared.evaluate --model FOLDER --questions {questions}")  # fmt: skip
 
 
 def _questions(rows: Sequence[dict[str, Any]], databases: Path) -> Iterator[Question]:

@@ -15,7 +15,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ _QUESTION_FILES = (
 )
 _DATABASE_FOLDERS = ("database", "databases", "dev_databases", "train_databases", "test_database")
 _ENDINGS = ("", ".sqlite", ".db", ".sqlite3")
+_LONGEST_CELL = 16_000_000  # characters of a CSV file
 _GOLDS = ("sql", "query", "SQL", "gold_sql")
 _DIFFICULTIES = {
     "simple": "easy",
@@ -140,7 +142,7 @@ def entries(file: Path) -> Iterator[tuple[int, Any]]:
     if file.suffix == ".csv":
         return _csv_rows(text, file)
     try:
-        document = json.loads(text)
+        document = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file} cannot be read as JSON ({error}); restore the file.") from error
     if not isinstance(document, list):
@@ -152,14 +154,25 @@ def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
-                yield number, json.loads(line)
+                yield number, json.loads(line, object_pairs_hook=_object)
             except (ValueError, RecursionError) as error:
                 yield number, BadRowError(f"it is not JSON ({error}); correct the line")
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRowError:
+    """The object of these pairs, where every name stands once."""
+    value = dict(pairs)
+    if len(value) == len(pairs):
+        return value
+    return BadRowError(f"it names {_named_twice([name for name, _ in pairs])!r} twice; keep one of them")
+
+
 def _csv_rows(text: str, file: Path) -> Iterator[tuple[int, Any]]:
+    csv.field_size_limit(_LONGEST_CELL)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
+        if reader.fieldnames is not None:
+            _check_header(reader.fieldnames, file)
         for row in reader:
             whole = None not in row and None not in row.values()
             yield (
@@ -167,7 +180,24 @@ def _csv_rows(text: str, file: Path) -> Iterator[tuple[int, Any]]:
                 row if whole else BadRowError("it has not as many cells as the header; quote its texts"),
             )
     except csv.Error as error:
-        raise UserError(f"{file}, after line {reader.line_num}: this is not CSV ({error}); quote its texts.") from error
+        raise UserError(
+            f"{file}, after line {reader.line_num}: this is not CSV ({error}); quote its texts, each of at most "
+            f"{_LONGEST_CELL} characters."
+        ) from error
+
+
+def _check_header(names: Sequence[str], file: Path) -> None:
+    if "question" not in names or not set(_GOLDS) & set(names):
+        raise UserError(
+            f"{file}, line 1: the header must name question, sql and database, parted by commas; it names "
+            f"{', '.join(names)[:200] or 'nothing'}."
+        )
+    if twice := _named_twice([name for name in names if name]):
+        raise UserError(f"{file}, line 1: the header names {twice} twice; keep one of these columns.")
+
+
+def _named_twice(names: Sequence[str]) -> str | None:
+    return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
 def _row(place: Place, value: Any, *, named: bool) -> SourceRow:
@@ -175,7 +205,7 @@ def _row(place: Place, value: Any, *, named: bool) -> SourceRow:
         raise value
     if not isinstance(value, dict):
         raise BadRowError("it is not a JSON object; write one with question, sql and database")
-    gold = next((name for name in _GOLDS if value.get(name)), "sql")
+    gold = next((name for name in _GOLDS if value.get(name) and isinstance(value[name], str)), "sql")
     database = "db_id" if value.get("db_id") and not value.get("database") else "database"
     return SourceRow(
         place,
@@ -192,7 +222,8 @@ def _text(row: dict[str, Any], key: str, *, needed: bool = True) -> str:
     if not isinstance(value, str) or not value.strip():
         if not needed:
             return ""
-        there = "" if key in row or not row else f", only under {', '.join(row)}"[:200]
+        names = ", ".join(row)[:200].encode(errors="backslashreplace").decode()
+        there = "" if key in row or not row else f", only under {names}"
         raise BadRowError(f'it has no text under "{key}"{there}; a row needs question, sql and database')
     return whole_text(value, key)
 

@@ -74,6 +74,8 @@ def _rows(folder: Path) -> Iterator[tuple[str, int, Any]]:
 
 def _read(row: Any, identity: str, databases: Databases) -> tuple[Question, bool]:
     """The question of one row and whether its gold returns nothing."""
+    if isinstance(row, BadRowError):
+        raise row
     if not isinstance(row, dict):
         raise BadRowError("it is not a JSON object; write one with db_id, question and query")
     db_id, question, gold = (_text(row, key) for key in ("db_id", "question", "query"))

@@ -1,4 +1,4 @@
-"""What two wordings of the same thing have in common: normal forms of questions and golds, and a rating of golds.
+"""What the form of a question or gold tells: what two wordings have in common, how difficult and how repeatable it is.
 
 Normal forms are keys for comparing, not text to show or run.
 """
@@ -14,6 +14,9 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
 Difficulty = Literal["easy", "medium", "hard"]
+_CHANGING = frozenset("rand randomblob currentdate currenttime currenttimestamp".split())
+_CLOCKS = frozenset("date time datetime julianday unixepoch strftime timediff tsordstotimestamp".split())
+_EXPLAIN = re.compile(r"(?:\s|--[^\n]*\n|(?>/\*.*?\*/))*+explain\b", re.IGNORECASE | re.DOTALL)
 DIFFICULTIES: tuple[Difficulty, ...] = ("easy", "medium", "hard")
 
 
@@ -38,6 +41,27 @@ def rate(sql: str) -> Difficulty:
     score = 3 * nested + 2 * len(list(tree.find_all(exp.Join)))
     score += len(list(tree.find_all(exp.Group, exp.Having, exp.Order, exp.And, exp.Or)))
     return "easy" if score == 0 else "medium" if score <= 2 else "hard"
+
+
+def is_repeatable(sql: str) -> bool:
+    """False when the SQL asks chance or the clock, so that its result changes by itself; unreadable SQL counts as repeatable.
+
+    SQLite's functions of the clock: https://sqlite.org/lang_datefunc.html.
+    """
+    tree = _parse(sql)
+    return tree is None or not any(map(_changes, tree.transform(_plain).walk()))
+
+
+def is_explain(sql: str) -> bool:
+    """True when the SQL asks how SQLite would run a query."""
+    return _EXPLAIN.match(sql) is not None
+
+
+def _changes(node: exp.Expression) -> bool:
+    name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
+    given = [*node.iter_expressions()]
+    asks_now = not given or any(value.is_string and value.name.lower() == "now" for value in given)
+    return name in _CHANGING or (name in _CLOCKS and asks_now)
 
 
 def _parse(sql: str) -> exp.Expression | None:

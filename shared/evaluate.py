@@ -70,6 +70,10 @@ def _evaluate(args: argparse.Namespace) -> None:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     who = args.name or (args.model.resolve().name if args.model else "endpoint")
     check_name("--name", who)
+    if args.questions and not args.questions.read_bytes().strip():
+        raise UserError(
+            f"--questions {args.questions} holds no question; give the questions.jsonl that `python -m data import` writes."
+        )
     file = args.questions or question_file(run, args.split)
     questions = chosen_questions(config, run, file)
     endpoint = Endpoint(args.endpoint, args.tokenizer, args.served_name)

@@ -88,8 +88,16 @@ def to_json(record: Any) -> str:
 
 
 def question_from_json(line: str) -> Question:
-    """Inverse of `to_json` for questions; unknown fields raise TypeError."""
-    return Question(**json.loads(line))
+    """Inverse of `to_json` for questions; anything else raises ValueError."""
+    row = json.loads(line)
+    try:
+        question = Question(**row)
+    except TypeError:
+        question = None
+    if question is None or not all(isinstance(value, str) for value in row.values()):
+        needed = [each.name for each in dataclasses.fields(Question) if each.default is dataclasses.MISSING]
+        raise ValueError(f"it is no object with the texts {', '.join(needed)}")
+    return question
 
 
 def episode_from_row(row: dict[str, Any]) -> Episode:
@@ -162,8 +170,11 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 
 def read_questions(path: Path) -> Iterator[Question]:
-    """Questions of a JSONL file written by `write_jsonl`, in order."""
+    """Questions of a JSONL file written by `write_jsonl`, in order; ValueError names the first line that is none."""
     with path.open(encoding="utf-8") as stream:
-        for line in stream:
+        for number, line in enumerate(stream, start=1):
             if line.strip():
-                yield question_from_json(line)
+                try:
+                    yield question_from_json(line)
+                except ValueError as error:
+                    raise ValueError(f"line {number}: {error}") from error

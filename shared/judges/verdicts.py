@@ -38,7 +38,8 @@ def compare_verdicts(cases: Path, databases: Path, testsuite: Path | None) -> di
     """Judge all cases, print each disagreement and one closing line of agreements, return these.
 
     `databases` holds <db_id>/<db_id>.sqlite; `testsuite`, which may be left out, a folder <db_id>/ with all variants of
-    a database or the archive <db_id>.tar.gz. Raises UserError for files that are missing or cannot be read.
+    a database or the archive <db_id>.tar.gz. Raises UserError for files that are missing or cannot be read,
+    and when nothing was compared.
     """
     rows = list(read_cases(cases))
     agreements = {judge: Agreement() for judge in _FIELDS}
@@ -54,6 +55,8 @@ def compare_verdicts(cases: Path, databases: Path, testsuite: Path | None) -> di
                 expected = row.get(_FIELDS[name])
                 if expected is not None:
                     _count(agreements[name], name, row, expected, judge)
+    if not any(found.total for found in agreements.values()):
+        raise UserError(f"{cases} holds no case with a verdict to compare with; a truncated file must be restored.")
     print(" ".join(f"{name} {found.equal}/{found.total}" for name, found in agreements.items()))
     return agreements
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -12,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from data import importing
+from data import importing, sources
 from data.check import Checked, check
 from data.prepare import prepare
 from data.sources import find_source
 from data.spider import load
+from shared import evaluate
 from shared.errors import UserError
 from shared.records import read_questions
 from tests.beside import REAL_DATA, needs_real_data
@@ -65,6 +67,25 @@ def test_a_csv_file_with_line_breaks_in_cells_keeps_its_line_numbers(tmp_path: P
     ]
 
 
+def test_a_long_cell_is_read_and_one_beyond_the_bound_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = tmp_path / "questions.csv"
+    file.write_text(f'question,sql,database\n"{"How many? " * 100_000}",SELECT count(*) FROM pets,pets\n')
+    ((row, _),) = checked(file).rows
+    assert len(row.question) == 999_999
+    monkeypatch.setattr(sources, "_LONGEST_CELL", 999_998)
+    with pytest.raises(UserError, match=r"quote its texts, each of at most 999998 characters"):
+        checked(file)
+
+
+def test_a_gold_is_found_beside_the_parse_that_spider_gives_with_it(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = tmp_path / "questions.json"
+    file.write_text(json.dumps([{"db_id": "pets", "question": "How many?", "query": GOOD["sql"], "sql": {"from": []}}]))
+    ((row, _),) = checked(file).rows
+    assert row.gold_sql == GOOD["sql"]
+
+
 def test_one_database_may_serve_all_questions(tmp_path: Path) -> None:
     path = database(tmp_path / "mine.db")
     file = jsonl(tmp_path, {"question": "How many?", "query": "SELECT count(*) FROM pets"})
@@ -102,6 +123,7 @@ FINDINGS = [
     ("empty", "Old?", "SELECT name FROM pets WHERE age > 99"),
     ("constant", "What?", "SELECT 1 + 1"),
     ("one scalar", "Sum?", "SELECT sum(age) FROM pets"),
+    ("unrepeatable", "How long ago?", "SELECT pet_id, julianday('now') - age FROM pets"),
     ("order-ambiguous", "Oldest?", "SELECT name FROM pets ORDER BY age LIMIT 1"),
     ("trivial", "All?", "SELECT pet_id, name, age FROM pets WHERE age = 7"),
     ("duplicated", "how many PETS", "select COUNT(*) from pets"),
@@ -132,6 +154,8 @@ def test_schemas_too_large_for_the_context_are_named(tmp_path: Path) -> None:
     [
         ("{", "it is not JSON"),
         ("[1]", "it is not a JSON object"),
+        ('{"question": "A?", "sql": "SELECT 1", "question": "B?", "database": "pets"}', "it names 'question' twice"),
+        ({"\ud800": "x"}, r"only under \ud800;"),
         ({"question": "x", "database": "pets"}, 'it has no text under "sql"'),
         (GOOD | {"question": 1}, 'it has no text under "question"'),
         (GOOD | {"database": "zoo"}, r"its database 'zoo' is not in"),
@@ -139,6 +163,7 @@ def test_schemas_too_large_for_the_context_are_named(tmp_path: Path) -> None:
         (GOOD | {"database": "p" * 5000}, "is not in"),
         (GOOD | {"question": "\ud800"}, "half a character"),
         (GOOD | {"sql": "DROP TABLE pets"}, "its gold SQL fails"),
+        (GOOD | {"sql": "explain SELECT 1"}, "its gold SQL is an EXPLAIN"),
     ],
 )
 def test_bad_rows_are_listed_and_stop_or_are_skipped(
@@ -154,19 +179,19 @@ def test_bad_rows_are_listed_and_stop_or_are_skipped(
     importing.write(result, tmp_path / "out", skip=True)
     assert json.loads((tmp_path / "out" / "skipped.jsonl").read_text())["row"] == 3
     assert "1 questions written, 1 rows skipped" in capsys.readouterr().out
+    assert result.report().encode()
     with pytest.raises(UserError, match=r"dev\.json exists already"):
         importing.write(result, tmp_path / "out", skip=True)
 
 
-def test_a_wrong_header_is_reported_once_and_nothing_usable_is_no_success(tmp_path: Path) -> None:
+def test_a_wrong_name_is_reported_once_and_nothing_usable_is_no_success(tmp_path: Path) -> None:
     database(tmp_path / "pets.sqlite")
-    file = tmp_path / "questions.csv"
-    file.write_text("Question,SQL,database\n" + "How many?,SELECT count(*) FROM pets,pets\n" * 20)
+    file = jsonl(tmp_path, *[{"Question": "How many?", "SQL": GOOD["sql"], "database": "pets"}] * 20)
     reason = (
         'it has no text under "question", only under Question, SQL, database; a row needs question, sql and database'
     )
     assert checked(file).report().count(reason) == 1
-    assert f"questions.csv:2 and 19 more: {reason}" in checked(file).report()
+    assert f"questions.jsonl:1 and 19 more: {reason}" in checked(file).report()
     with pytest.raises(UserError, match="No row can be used"):
         importing.main([str(file), "--check", "--config", str(ROOT / "pipeline.yaml")])
 
@@ -186,12 +211,52 @@ def test_two_databases_of_one_name_stay_apart(tmp_path: Path) -> None:
         (b"{", "q.json", "cannot be read as JSON"),
         (b"{}", "q.json", "must hold a JSON list"),
         (b'question,sql\n"a"b,c\n', "q.csv", r"after line 1: this is not CSV"),
+        (b"How many?,SELECT 1,pets\n", "q.csv", r"line 1: the header .* it names How many\?, SELECT 1, pets\.$"),
+        (b"question,database\nHow many?,pets\n", "q.csv", "must name question, sql and database"),
+        (b"question;sql;database\na;b;c\n", "q.csv", "must name question, sql and database, parted by commas"),
+        (b"question,sql,database,sql,,\n", "q.csv", "line 1: the header names sql twice"),
+        (b"", "q.csv", r"q\.csv holds no rows"),
+        (b"question,sql,database\n", "q.csv", r"q\.csv holds no rows"),
+        (b"", "q.jsonl", r"q\.jsonl holds no rows"),
+        (b" \n\n", "q.jsonl", r"q\.jsonl holds no rows"),
+        (b"[]", "q.json", r"q\.json holds no rows"),
     ],
 )
 def test_files_that_cannot_be_read_are_named(content: bytes, name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=words):
         checked(tmp_path / name)
+
+
+def test_the_commands_to_go_on_with_are_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database(tmp_path / "pets.sqlite")
+    folder = tmp_path / "my $pets; (old)"
+    importing.write(checked(jsonl(tmp_path, GOOD)), folder, skip=False)
+    _, *commands = capsys.readouterr().out.splitlines()
+    train, ask = map(shlex.split, commands)
+    assert train == ["python", "run_pipeline.py", "--set", f"data.spider_dir={folder}"]
+    assert settings(*train[3:]).data.spider_dir == str(folder)
+    (tmp_path / "FOLDER").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [*ask[2:], "--dry-run", "--profile=cpu", "--config", str(ROOT / "pipeline.yaml")])
+    with pytest.raises(UserError, match="FOLDER"):  # all that is left to say is which model
+        evaluate.main()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--out", ""], "An empty path was given"),
+        (["--databases", "", "--check"], "An empty path was given"),
+        (["--out", "x", "--check"], "leave it out to write to x, or leave out --out"),
+        ([], "needs --out FOLDER"),
+    ],
+)
+def test_where_to_write_must_be_clear(options: list[str], words: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=words):
+        importing.main([str(jsonl(tmp_path, GOOD)), *options, "--config", str(ROOT / "pipeline.yaml")])
 
 
 def test_a_folder_of_databases_alone_asks_nothing(tmp_path: Path) -> None:

@@ -126,6 +126,13 @@ def test_a_broken_question_file_is_named(spider_folder: SpiderWriter, content: s
         load(folder, SANDBOX, skip_bad_rows=False)
 
 
+def test_a_row_that_names_something_twice_is_a_bad_row(spider_folder: SpiderWriter) -> None:
+    folder = spider_folder([GOOD])
+    (folder / "dev.json").write_text(json.dumps([GOOD]).replace("{", '{"question": "Which?", '))
+    with pytest.raises(UserError, match=r"dev\.json, row 1: it names 'question' twice; keep one of them"):
+        load(folder, SANDBOX, skip_bad_rows=False)
+
+
 def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.spider_dir: .* holds neither .*dev\.json"):
         load(tmp_path, SANDBOX, skip_bad_rows=False)

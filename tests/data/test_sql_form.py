@@ -2,7 +2,7 @@
 
 import pytest
 
-from data.sql_form import gold_key, question_key, rate
+from data.sql_form import gold_key, is_explain, is_repeatable, question_key, rate
 
 
 def test_questions_differ_by_words_only() -> None:
@@ -46,3 +46,62 @@ def test_unreadable_sql_still_has_a_key() -> None:
 )
 def test_difficulty_follows_what_the_sql_needs(difficulty: str, sql: str) -> None:
     assert rate(sql) == difficulty
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "random()",
+        "RandomBlob(3)",
+        "date('now', '-1 day')",
+        "DATETIME('Now')",
+        'time("now")',
+        "julianday('now') - julianday(d)",
+        "unixepoch()",
+        "timediff('now', d)",
+        "strftime('%Y', 'now')",
+        "strftime('%Y', 'now', '-1 year')",
+        "strftime('%s')",
+        "current_date",
+        "CURRENT_TIME",
+        "count(*) FILTER (WHERE d > CURRENT_TIMESTAMP)",
+        "(SELECT a FROM t ORDER BY random() LIMIT 1)",
+    ],
+)
+def test_time_and_chance_are_found(expression: str) -> None:
+    assert not is_repeatable(f"SELECT {expression} FROM t")
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "'random()'",
+        "a -- random()\n",
+        "a /* date('now') */",
+        "random",
+        '"current_date"',
+        "t.current_date",
+        "d AS current_date",
+        "date(d)",
+        "strftime('%Y', d)",
+        "replace(d, 'now', 'then')",
+        "date(d) || 'now'",
+        "((",
+    ],
+)
+def test_what_only_looks_like_time_or_chance_is_not(expression: str) -> None:
+    assert is_repeatable(f"SELECT {expression} FROM t")
+
+
+@pytest.mark.parametrize(
+    ("sql", "explains"),
+    [
+        ("EXPLAIN QUERY PLAN SELECT 1", True),
+        (" -- why\n/* not */ explain select 1", True),
+        ("SELECT explain FROM t", False),
+        ("-- explain", False),
+        ("/**/" * 1000 + "SELECT 1", False),
+    ],
+)
+def test_an_explain_is_told_from_a_query(sql: str, explains: bool) -> None:
+    assert is_explain(sql) is explains

@@ -180,6 +180,16 @@ def test_a_dry_run_names_a_model_or_an_endpoint_that_is_not_there(
     assert not (tmp_path / "main").exists()
 
 
+def test_an_empty_question_file_is_named_as_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "asked.jsonl").write_text("\n")
+    monkeypatch.setattr(
+        "sys.argv",
+        ["evaluate", "--profile=cpu", f"--config={PIPELINE}", f"--questions={tmp_path}/asked.jsonl", "--model=x"],
+    )
+    with pytest.raises(UserError, match=r"--questions .*asked\.jsonl holds no question; give .*data import"):
+        evaluate_main()
+
+
 def test_a_model_that_never_calls_a_tool_shows(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", ScriptedModel(tiny_tokenizer(), "I do not know."))
     assert (summary.tool_call_rate, summary.execution_accuracy) == (0.0, 0.0)

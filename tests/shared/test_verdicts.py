@@ -71,6 +71,12 @@ def test_verdicts_that_are_not_recorded_are_not_counted(
     assert capsys.readouterr().out == "spider 1/1 bird 0/0 testsuite 0/0\n"
 
 
+@pytest.mark.parametrize("rows", [[], [case(COUNT, spider_exec=None, bird_ex=None)]])
+def test_nothing_compared_is_no_success(rows: list[dict[str, Any]], tmp_path: Path, databases: Path) -> None:
+    with pytest.raises(UserError, match=r"cases\.jsonl holds no case with a verdict to compare with"):
+        compare_verdicts(cases_file(tmp_path, *rows), databases, None)
+
+
 def test_a_gold_that_fails_counts_as_false(tmp_path: Path, databases: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = case(COUNT) | {"gold_sql": "SELECT gone"}
     compare_verdicts(cases_file(tmp_path, broken), databases, None)
