@@ -227,7 +227,7 @@ def chosen_questions(config: Config, run: RunDirectory, file: Path | None = None
     file = file or question_file(run, "test")
     try:
         questions = list(read_questions(file))[: config.evaluate.questions]
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise UserError(
             f"{file} holds no questions as this pipeline writes them ({error}); bring them in with `python -m data import` "
             f"and give the {QUESTION_FILE} that it writes."
