@@ -156,8 +156,8 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print("\n".join(plan(pipeline)))
         return
-    if args.first:
-        plan(pipeline)  # refuses wrong paths before anything is moved
+    if not args.only:
+        plan(pipeline)  # refuses wrong paths and a missing agent before anything is moved or made
     with locked(directory.path):
         write_json(directory.path / "config.json", to_dict(config))
         if args.first:

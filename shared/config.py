@@ -64,9 +64,23 @@ def config_from_dict(values: Mapping[str, Any]) -> Config:
     return config
 
 
+class _EachKeyOnce(yaml.SafeLoader):
+    """Refuses a mapping that holds a key twice, of which PyYAML keeps the last without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in lines:
+                problem = f"the key {key.value!r} of line {lines[key.value]} stands there again"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            lines[key.value] = key.start_mark.line + 1
+        return node
+
+
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), _EachKeyOnce)
     except OSError as error:
         raise UserError(
             f"Config file {path} cannot be read ({error.strerror}); give its path with --config, e.g. {_SHIPPED}, or start in "

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     args = parser.parse_args(arguments)
     carry_out(
         args,
-        lambda config, run: [f"would probe {', '.join(map(str, args.model))} with {config.gate.questions} questions"],
+        lambda config, run: plan(config, run, args.model),
         lambda config, run: compare(config, run, args.model),
     )
 
@@ -78,18 +78,25 @@ def training_questions(config: Config, run: RunDirectory, model: Path, questions
     return kept
 
 
+def plan(config: Config, run: RunDirectory, models: Sequence[Path]) -> list[str]:
+    """What `compare` would do, for --dry-run; raises UserError where there is nothing to compare."""
+    for model in models:
+        check_model_folder(model, "--model")
+    if not config.gate.questions:
+        raise UserError("The gate is off (gate.questions is 0); give it questions with --set gate.questions=32.")
+    return [
+        f"would probe {', '.join(map(str, models))} with {config.gate.questions} questions of {run.data / 'train.jsonl'}"
+    ]
+
+
 def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
     """Probe several checkpoints on the same questions; prints them with their verdicts and returns the readiest.
 
     Raises UserError when not even that one is ready.
     """
-    if not config.gate.questions:
-        raise UserError("The gate is off (gate.questions is 0); give it questions with --set gate.questions=32.")
+    plan(config, run, models)
     questions = list(read_questions(question_file(run, "train")))[: config.gate.questions]
-    found = {}
-    for model in models:
-        check_model_folder(model, "--model")
-        found[model] = probed(config, run, model, questions)[0]
+    found = {model: probed(config, run, model, questions)[0] for model in models}
     for model, readiness in found.items():
         print(f"{readiness_line(readiness)}  {model}\n    {shortfall(readiness, config.gate) or 'ready'}")
     best = readiest(found, config.gate)

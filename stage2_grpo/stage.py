@@ -253,7 +253,8 @@ def plan_export(config: Config, run: RunDirectory) -> list[str]:
 
 
 def plan(config: Config, run: RunDirectory) -> list[str]:
-    """What `run` would do, for --dry-run; touches nothing."""
+    """What `run` would do, for --dry-run; touches nothing. Raises UserError for an agent that cannot be loaded."""
+    refuse_missing_agent(config)
     grpo, gate = config.grpo, config.gate
     named = os.environ.get("SFT_MODEL_PATH") or grpo.model
     there = "" if not named or local_path(named).exists() else " (not there yet)"

@@ -122,6 +122,15 @@ def test_from_moves_nothing_when_a_path_is_wrong(options: list[str], directory: 
     assert read_manifest(directory.data)
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--from", "sft"]])
+def test_an_agent_that_cannot_be_loaded_stops_the_run_before_its_first_stage(
+    options: list[str], directory: RunDirectory, more: list[str]
+) -> None:
+    with pytest.raises(UserError, match=r"grpo\.agent is 'tests\.no_agent:play', which cannot be loaded"):
+        run([*options, *more, "--set", "grpo.agent=tests.no_agent:play"])
+    assert not directory.path.exists()
+
+
 def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,13 +211,14 @@ def test_every_command_of_the_readme_is_understood(line: str, spider: Path, tmp_
     argv = [sys.executable, *words[1:], "--help" if only_help else "--dry-run"]
     if not only_help:
         argv += ["--profile", "cpu"]
-    if "shared.evaluate" in words:
+    if {"shared.evaluate", "gate"} & {*words}:
         run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set", f"runs_dir={tmp_path}",
              "--set", f"data.spider_dir={spider}"])  # fmt: skip
         (model := tmp_path / "model").mkdir()
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
             (model / file).touch()
-        argv = [word.replace("runs/main/grpo/model", str(model)) for word in argv] + ["--set", f"runs_dir={tmp_path}"]
+        argv = [re.sub("^[AB]$|runs/main/grpo/model", str(model), word) for word in argv]
+        argv += ["--set", f"runs_dir={tmp_path}", "--set", "gate.questions=8"]
     ended = subprocess.run(
         ["env", *(f"{k}={v}" for k, v in variables.items()), *argv], cwd=REPO, capture_output=True, text=True
     )

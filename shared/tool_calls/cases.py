@@ -31,9 +31,11 @@ _FIELDS = {
 def run_cases(path: Path, *, stream: bool) -> tuple[list[str], str]:
     """What went wrong, one text for each failing case, and a closing line `calls X/Y negatives Z/W`.
 
-    Raises UserError naming the line that is no case.
+    Raises UserError naming the line that is no case, or when there is none.
     """
     cases = list(read_cases(path))
+    if not cases:
+        raise UserError(f"{path} holds no parser case; write a JSON object a line with {', '.join(_FIELDS)}.")
     faults = {number: fault(case, stream=stream) for number, case in enumerate(cases)}
     positive = [not faults[number] for number, case in enumerate(cases) if case["expect_calls"]]
     negative = [not faults[number] for number, case in enumerate(cases) if not case["expect_calls"]]

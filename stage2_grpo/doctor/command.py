@@ -73,6 +73,11 @@ def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
         why, fix = "stage 2 trains and serves a whole model.", "run `python -m stage1_sft`, or set SFT_MODEL_PATH."
         findings.append(error("checkpoint", str(problem), why=why, fix=fix))
     try:
+        stage.refuse_missing_agent(config)
+    except UserError as problem:
+        why, fix = "it is what plays the episodes.", "mend what the message names."
+        findings.append(error("agent", str(problem), why=why, fix=fix))
+    try:
         case = replace(case, train=_questions(run, "train"), validation=_questions(run, "val"))
     except (UserError, TypeError, ValueError) as problem:
         findings.append(

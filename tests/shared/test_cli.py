@@ -95,7 +95,8 @@ def test_a_pipe_that_breaks_elsewhere_is_a_bug() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["data", "stage1_sft", "stage2_grpo", "shared.analyse", "shared.evaluate", "shared.report"]
+    "module",
+    ["data", "stage1_sft", "stage2_grpo", "shared.analyse", "shared.evaluate", "shared.report", "bench.trace_yield"],
 )
 def test_another_python_is_told_which_one_to_use(module: str) -> None:
     ended = subprocess.run([sys.executable, "-S", "-m", module], cwd=REPO, capture_output=True, text=True)

@@ -127,7 +127,18 @@ def test_a_missing_key_points_to_the_shipped_file(tmp_path: Path) -> None:
         load_config(tmp_path / "p.yaml", "gpu")
 
 
-@pytest.mark.parametrize(("text", "message"), [("a: [", "not valid YAML"), ("- a", "mapping of settings")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [", "not valid YAML"),
+        ("- a", "mapping of settings"),
+        (
+            "sft:\n  epochs: 1\n  lora_rank: 8\n  epochs: 2\n",
+            r"p\.yaml .* 'epochs' of line 2 stands there again .* line 4",
+        ),
+        ("sft: {}\ngrpo: {}\nsft: {}\n", "'sft' of line 1 stands there again .* line 3"),
+    ],
+)
 def test_a_file_that_is_no_settings_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "p.yaml").write_text(text)
     with pytest.raises(UserError, match=message):

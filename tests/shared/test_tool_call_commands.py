@@ -77,6 +77,11 @@ def test_a_line_that_is_no_case_is_named(row: str, words: str, tmp_path: Path) -
     assert str(error.value).startswith(f"{path}, line 2 is ")
 
 
+def test_a_file_without_a_case_is_no_passed_check(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cases\.jsonl holds no parser case; write a JSON object a line with id, "):
+        main(["--cases", written(tmp_path / "cases.jsonl")])
+
+
 @pytest.mark.parametrize("row", [1, {"question": "How many?"}, {"turns": 2}, {"turns": [{"text": 1}]}])
 def test_a_report_of_lines_without_a_text_is_refused(row: object, tmp_path: Path) -> None:
     path = written(tmp_path / "texts.jsonl", "Hi", {"content": None}, row)
@@ -107,6 +112,18 @@ def test_a_report_counts_forms_calls_and_reasons_over_texts_and_episodes(
     assert "| hermes | 2 | 40.0% |" in table
     assert "| bare | 1 | 20.0% |" in table
     assert "| stock Hermes grammar | 2 |\n| qwen25_coder | 3 |\n| malformed: The text inside" in table
+
+
+def test_a_report_replaces_an_earlier_one_beside_its_input_and_no_other_file(tmp_path: Path) -> None:
+    path = Path(written(tmp_path / "texts.jsonl", "Three."))
+    assert main(["--report", str(path)]) == main(["--report", str(path)]) == 0
+    with pytest.raises(UserError, match=r"--out .*texts\.jsonl already exists; name a new file\."):
+        main(["--report", str(path), "--out", str(path)])
+    (tmp_path / "texts.calls.md").write_text("My notes.\n")
+    with pytest.raises(UserError, match=r"texts\.calls\.md already exists and is no such report; name a new file"):
+        main(["--report", str(path)])
+    assert path.read_text() == '"Three."\n'
+    assert (tmp_path / "texts.calls.md").read_text() == "My notes.\n"
 
 
 def test_a_report_leaves_out_lost_episodes_and_turns_whose_text_is_not_known(tmp_path: Path) -> None:

@@ -271,11 +271,14 @@ def test_what_is_missing_is_a_finding_and_the_rest_is_examined(
         "cpu",
         "--set",
         f"runs_dir={tmp_path}",
+        "--set",
+        "grpo.agent=tests.no_agent:play",
     ]
     assert command.main(["--quick", *line]) == 2
     printed = capsys.readouterr().out
     assert "error    checkpoint" in printed
     assert "error    questions" in printed
+    assert "error    agent" in printed
     assert "python -m data" in printed
     assert "Python 3.12" in printed
 

@@ -15,6 +15,7 @@ from shared.runs import RunDirectory, begin_stage, write_json
 from stage2_grpo.gate import (
     Readiness,
     compare,
+    plan,
     probe_mark,
     readiest,
     readiness_line,
@@ -173,6 +174,17 @@ def test_compared_checkpoints_get_their_verdicts(run: RunDirectory, capsys: pyte
     printed = capsys.readouterr().out
     assert "only 20.0% of its episodes call a tool" in printed
     assert "\n    ready\n" in printed
+
+
+def test_a_comparison_of_nothing_is_refused_in_its_dry_run_too(run: RunDirectory, model: Path) -> None:
+    off = replace(CONFIG, gate=replace(CONFIG.gate, questions=0))
+    for work in (plan, compare):
+        with pytest.raises(UserError, match=r"--model nowhere has no config\.json"):
+            work(off, run, [Path("nowhere")])
+        (model / "model.safetensors").touch()
+        (model / "tokenizer.json").touch()
+        with pytest.raises(UserError, match="The gate is off"):
+            work(off, run, [model])
 
 
 def test_a_comparison_without_a_ready_checkpoint_fails(run: RunDirectory) -> None:
