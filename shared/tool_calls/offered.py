@@ -40,7 +40,10 @@ class Offered:
     def typed(self, name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments in the types of the schema, where nothing is lost; others stay as they are."""
         parameters = self.parameters(name)
-        return {key: _typed(value, _types(parameters.get(key))) for key, value in arguments.items()}
+        return {
+            key: value if _is_wanted_text(value, parameters.get(key)) else _typed(value, _types(parameters.get(key)))
+            for key, value in arguments.items()
+        }
 
     def misfit(self, name: str, arguments: Mapping[str, Any]) -> str:
         """What keeps the arguments from being accepted, as a sentence; "" if nothing does."""
@@ -71,6 +74,11 @@ def is_placeholder(arguments: Mapping[str, Any]) -> bool:
     """Whether a text stands for an argument (`<table>`, `{table}`, `SELECT ...`) in place of being one."""
     texts = [value for value in arguments.values() if isinstance(value, str)]
     return any(_PLACEHOLDER.fullmatch(text) or _ELLIPSIS.search(text) for text in texts)
+
+
+def _is_wanted_text(value: Any, parameter: Any) -> bool:
+    """The short way for what most arguments are."""
+    return isinstance(value, str) and isinstance(parameter, dict) and parameter.get("type") == "string"
 
 
 def _types(parameter: Any) -> list[str]:
