@@ -22,8 +22,7 @@ import yaml
 from shared.environment import default_profile
 from shared.errors import UserError
 from shared.settings import PROFILES, Config
-
-_SHIPPED = Path(__file__).resolve().parents[1] / "pipeline.yaml"
+from shared.settings_file import read_settings
 
 
 def load_config(path: Path, profile: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -31,7 +30,7 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
 
     Raises UserError for an unreadable file, unknown keys, wrong types and values that contradict each other.
     """
-    document = _read_yaml(path)
+    document = read_settings(path)
     profiles = document.pop("profiles", None) or {}
     if not isinstance(profiles, Mapping):
         raise UserError(
@@ -62,37 +61,6 @@ def config_from_dict(values: Mapping[str, Any]) -> Config:
     config: Config = _build(Config, values, "")
     _check(config)
     return config
-
-
-class _EachKeyOnce(yaml.SafeLoader):
-    """Refuses a mapping that holds a key twice, of which PyYAML keeps the last without a word."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
-        lines: dict[str, int] = {}
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in lines:
-                problem = f"the key {key.value!r} of line {lines[key.value]} stands there again"
-                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
-            lines[key.value] = key.start_mark.line + 1
-        return node
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        document = yaml.load(path.read_text(encoding="utf-8"), _EachKeyOnce)
-    except OSError as error:
-        raise UserError(
-            f"Config file {path} cannot be read ({error.strerror}); give its path with --config, e.g. {_SHIPPED}, or start in "
-            "that folder."
-        ) from error
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"Config file {path} is no readable YAML text (UTF-8); start from the shipped one.") from error
-    except yaml.YAMLError as error:
-        raise UserError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
-    if not isinstance(document, dict):
-        raise UserError(f"Config file {path} must hold a mapping of settings; start from the shipped pipeline.yaml.")
-    return document
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

@@ -71,13 +71,14 @@ def check_model(model: Path) -> None:
         check_model_folder(model, "the evaluated model")
 
 
-def check_endpoint(endpoint: Endpoint) -> None:
-    """Raise UserError when its tokenizer is missing or nobody answers at its address."""
-    Tokenizer.from_folder(endpoint.tokenizer)
+def check_endpoint(endpoint: Endpoint) -> Tokenizer:
+    """Its tokenizer; raises UserError when that is missing or nobody answers at its address."""
+    tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
     try:
         asyncio.run(_reach(endpoint.url))
     except InfrastructureError as error:
         raise UserError(f"The endpoint {error}; start it or correct the address.") from error
+    return tokenizer
 
 
 async def _reach(url: str) -> None:
@@ -113,8 +114,7 @@ def evaluate_endpoint(
     """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
 
     def play(asked: Sequence[Question], folder: Path) -> Summary:
-        check_endpoint(endpoint)
-        tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
+        tokenizer = check_endpoint(endpoint)
         return _played(asked, endpoint.url, tokenizer, config, folder, endpoint.served_name)
 
     subject = {"model": endpoint.url, "tokenizer": endpoint.tokenizer, "served_name": endpoint.served_name}

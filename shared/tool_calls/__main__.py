@@ -11,7 +11,7 @@ from shared.cli import run_main
 from shared.errors import UserError
 from shared.prompts import TOOLS
 from shared.tool_calls.cases import run_cases
-from shared.tool_calls.report import conformance, write_table
+from shared.tool_calls.report import HEADING, table_beside, write_table
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +41,10 @@ def _report(path: Path, out: Path | None) -> int:
 
 def _refuse_to_replace(path: Path, out: Path | None) -> None:
     """Raise UserError for a file in the way; only an earlier report beside its input gives place to the new one."""
-    beside, first_line = path.with_suffix(".calls.md"), conformance([], TOOLS).table().splitlines()[0]
+    beside = table_beside(path)
     if out and out.exists():
         raise UserError(f"--out {out} already exists; name a new file.")
-    if not out and beside.exists() and first_line not in beside.read_text("utf-8", "replace").splitlines()[:1]:
+    if not out and beside.exists() and HEADING not in beside.read_text("utf-8", "replace").splitlines()[:1]:
         raise UserError(f"{beside} already exists and is no such report; name a new file with --out.")
 
 

@@ -126,10 +126,11 @@ def stands_in_sentence(text: str, start: int, at: int) -> bool:
     """Whether the words before it on its line need more words, and do not say that the speaker acts. `start` is where the last
     call ended: on the line of a call there are further calls."""
     words, _ = _words_before(text, at)
+    last = words.rstrip()[-1:]
+    if start > at - len(words) or not (last.isalnum() or last in (",", "，", "、")):
+        return False
     sentence = _SENTENCE_END.split(words)[-1]
-    needs_more = words.rstrip()[-1:].isalnum() or words.rstrip()[-1:] in (",", "，", "、")
-    acts = _speaker_acts(sentence) or _ACTING.match(sentence)
-    return needs_more and start <= at - len(words) and not acts
+    return not _speaker_acts(sentence) and not _ACTING.match(sentence)
 
 
 def _words_before(text: str, at: int) -> tuple[str, bool]:

@@ -17,6 +17,7 @@ from shared.records import json_lines
 from shared.tool_calls.hermes import parse_hermes
 from shared.tool_calls.stream import parse
 
+HEADING = "| form of the output | texts | share |"
 _KEYS = ("text", "output", "content")
 _NO_CALL, _MALFORMED = "no call", "malformed"
 _FORMS = ("hermes", "tools_tag", "fenced", "bare", "xml", "python", "react", _MALFORMED, _NO_CALL)
@@ -33,7 +34,7 @@ class Conformance:
 
     def table(self) -> str:
         """The counts as Markdown."""
-        rows = ["| form of the output | texts | share |", "| --- | ---: | ---: |"]
+        rows = [HEADING, "| --- | ---: | ---: |"]
         rows += [f"| {name} | {n} | {self._share(name)} |" for name, n in self.families.most_common()]
         rows += ["", "| calls | found |", "| --- | ---: |"]
         rows += [f"| stock Hermes grammar | {self.stock_calls} |", f"| qwen25_coder | {self.our_calls} |"]
@@ -68,9 +69,14 @@ def conformance(texts: Iterable[str], tools: Sequence[Mapping[str, Any]]) -> Con
     return Conformance(families, stock, ours, reasons)
 
 
+def table_beside(path: Path) -> Path:
+    """Where the table about a file goes by default."""
+    return path.with_suffix(".calls.md")
+
+
 def write_table(path: Path, tools: Sequence[Mapping[str, Any]], out: Path | None = None) -> tuple[str, Path]:
     """Write the table about a file of texts or episodes, by default beside it; returns the table and where it is."""
-    table, out = conformance(texts_of(path), tools).table(), out or path.with_suffix(".calls.md")
+    table, out = conformance(texts_of(path), tools).table(), out or table_beside(path)
     out.write_text(table, encoding="utf-8")
     return table, out
 
