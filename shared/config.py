@@ -14,6 +14,7 @@ import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -94,11 +95,16 @@ def setting_types() -> dict[str, Any]:
 
 
 def _leaves(cls: type, prefix: str) -> typing.Iterator[tuple[str, Any]]:
-    for name, kind in get_type_hints(cls).items():
+    for name, kind in _hints(cls).items():
         if dataclasses.is_dataclass(kind):
             yield from _leaves(typing.cast(type, kind), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", kind
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
 
 
 def _nearest(key: str, known: Sequence[str]) -> str:
@@ -108,7 +114,7 @@ def _nearest(key: str, known: Sequence[str]) -> str:
 
 
 def _build(cls: type, values: Any, prefix: str) -> Any:
-    hints = get_type_hints(cls)
+    hints = _hints(cls)
     if not isinstance(values, Mapping):
         raise UserError(f"Setting {prefix.rstrip('.')} must be a section with keys, not {values!r}.")
     for key in values:

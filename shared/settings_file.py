@@ -12,18 +12,17 @@ from shared.errors import UserError
 _SHIPPED = Path(__file__).resolve().parents[1] / "pipeline.yaml"
 
 
-class _EachKeyOnce(yaml.SafeLoader):
+class _EachKeyOnce(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the C one where PyYAML has it
     """Refuses a mapping that holds a key twice, of which PyYAML keeps the last without a word."""
 
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[str, int] = {}
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in lines:
                 problem = f"the key {key.value!r} of line {lines[key.value]} stands there again"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
-        return node
+        return super().construct_mapping(node, deep)
 
 
 def read_settings(path: Path) -> dict[str, Any]:

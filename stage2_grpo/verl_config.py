@@ -7,7 +7,7 @@ Where a value departs from the reference list, the reason stands beside it.
 
 from __future__ import annotations
 
-import importlib.resources
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,9 @@ def compose(config: Config, paths: TrainerPaths) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import ConfigKeyError
 
-    folder = str(importlib.resources.files("agentlightning.verl"))
-    with initialize_config_dir(config_dir=folder, version_base=None):
-        base = hydra_compose(config_name="config")
+    folder, defaults = _package_folder("agentlightning") / "verl", _package_folder("verl") / "trainer" / "config"
+    with initialize_config_dir(config_dir=str(folder), version_base=None):
+        base = hydra_compose(config_name="config", overrides=[f'hydra.searchpath=["file://{defaults}"]'])
     try:
         merged = OmegaConf.merge(base, overrides(config, paths))
     except ConfigKeyError as error:
@@ -46,6 +46,14 @@ def compose(config: Config, paths: TrainerPaths) -> Any:
     for key, value in additions(config, paths).items():
         OmegaConf.update(merged, key, value, force_add=True)
     return merged
+
+
+def _package_folder(name: str) -> Path:
+    """Where a package lies, without importing it: Hydra's own `pkg://verl` takes torch along, which is seconds."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    return Path(spec.origin).parent
 
 
 def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:

@@ -293,7 +293,12 @@ def test_a_run_is_stopped_by_an_error_and_not_by_a_warning(case: Case, tmp_path:
         command.before_run(wrong, case.run, case.model, case.train)
 
 
-def test_the_quick_checks_start_neither_torch_nor_vllm() -> None:
-    code = "import sys, stage2_grpo.doctor.command; print([m for m in ('torch', 'vllm', 'verl', 'ray') if m in sys.modules])"
+def test_the_quick_checks_and_the_trainers_settings_start_neither_torch_nor_vllm() -> None:
+    code = """
+import sys, stage2_grpo.doctor.command
+from tests.stage2_grpo.test_verl_config import composed
+composed("gpu")
+print([m for m in ("torch", "vllm", "verl", "ray") if m in sys.modules])
+"""
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"

@@ -1,9 +1,11 @@
 """The translation into VERL's keys: both profiles compose in struct mode, and the values that guard a run are there."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from shared.config import load_config
 from shared.errors import UserError
@@ -14,8 +16,12 @@ PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 PATHS = TrainerPaths(Path("some/model"), Path("runs/x/grpo"), "http://127.0.0.1:1")
 
 
+@cache
 def composed(profile: str, *overrides: str) -> Any:
-    return compose(load_config(PIPELINE, profile, overrides), PATHS)
+    """For reading only: composing takes half a second."""
+    config = compose(load_config(PIPELINE, profile, overrides), PATHS)
+    OmegaConf.set_readonly(config, True)
+    return config
 
 
 @pytest.mark.parametrize("profile", ["gpu", "cpu"])
@@ -63,7 +69,7 @@ def test_number_of_gpu_blocks_can_be_set() -> None:
 def test_a_key_that_verl_does_not_declare_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verl_config, "overrides", lambda config, paths: {"trainer": {"test_frequency": 1}})
     with pytest.raises(UserError, match="test_frequency"):
-        composed("cpu")
+        compose(load_config(PIPELINE, "cpu"), PATHS)
 
 
 MACHINES = {
@@ -96,10 +102,9 @@ def test_the_gateways_key_is_not_in_the_config_that_is_logged() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("profile", "machines"), [*(("gpu", machines) for machines in MACHINES), ("cpu", "one GPU")])
 def test_verl_accepts_the_configuration_without_a_gpu(profile: str, machines: str) -> None:
-    from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = composed(profile, *MACHINES[machines])
+    config = compose(load_config(PIPELINE, profile, MACHINES[machines]), PATHS)
     OmegaConf.resolve(config)
     validate_config(config, use_reference_policy=False, use_critic=False)
     assert omega_conf_to_dataclass(config.actor_rollout_ref.rollout).n == config.actor_rollout_ref.rollout.n
