@@ -72,7 +72,7 @@ def load_agent(name: str) -> Agent:
     module, _, function = name.partition(":")
     try:
         agent = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise UserError(
             f"Setting grpo.agent is {name!r}, which cannot be loaded ({error}); write module:function, and install what the "
             "module imports."

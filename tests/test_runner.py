@@ -33,7 +33,7 @@ def spider(tmp_path: Path) -> Path:
         name = f"shop_{number}"
         (folder / "database" / name).mkdir(parents=True)
         with closing(sqlite3.connect(folder / "database" / name / f"{name}.sqlite")) as connection:
-            connection.executescript(f"CREATE TABLE items_{number} (id INTEGER PRIMARY KEY, price REAL);"
+            connection.executescript(f"PRAGMA synchronous = OFF; CREATE TABLE items_{number} (id INTEGER PRIMARY KEY, price REAL);"
                                      f"INSERT INTO items_{number} (price) VALUES (1), (2.5), (4), (8);")  # fmt: skip
         for limit in range(10):
             query = f"SELECT count(*) FROM items_{number} WHERE price > {limit}"
@@ -200,6 +200,7 @@ def readme_commands() -> list[str]:
     return [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
 
 
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules after import of package:RuntimeWarning")
 @pytest.mark.parametrize("line", readme_commands())
 def test_every_command_of_the_readme_is_understood(
     line: str, spider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -45,7 +45,7 @@ def canonical_call(value: Any, offered: Offered) -> ToolCall | None:
     name, arguments = value["name"], value["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, dict) or not _NAME.fullmatch(name):
         return None
-    if _is_definition(value, "arguments") or _flaw(arguments):
+    if ("properties" in arguments and _is_definition(value, "arguments")) or _flaw(arguments):
         return None
     return ToolCall(name, offered.typed(name, arguments))
 
@@ -134,17 +134,17 @@ def _arguments(given: Any, name: str, offered: Offered) -> dict[str, Any] | None
 
 def _flaw(value: Any, depth: int = 0) -> str:
     """What keeps a value from being sent as JSON."""
-    if isinstance(value, str):
+    kind = type(value)
+    if kind is str:
         return "" if value.isascii() or _is_unicode(value) else "hold half of a unicode surrogate pair"
-    if isinstance(value, float):
+    if kind is float:
         return "" if math.isfinite(value) else "hold a number that is too large"
-    if not isinstance(value, dict | list):
+    if kind is not dict and kind is not list:
         return ""
     if depth == _MAX_DEPTH:
         return "are nested too deeply"
-    inner = [*value, *value.values()] if isinstance(value, dict) else value
-    for item in inner:
-        if flaw := _flaw(item, depth + 1):
+    for item in value if kind is list else (*value, *value.values()):
+        if (type(item) is not str or not item.isascii()) and (flaw := _flaw(item, depth + 1)):
             return flaw
     return ""
 

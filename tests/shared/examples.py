@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import tokenizers
@@ -31,7 +32,7 @@ def insurance_file(folder: Path, extra: str = "") -> Path:
     """A database of three tables; `extra` is SQL run after the usual rows."""
     path = folder / "insurance.sqlite"
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(SCHEMA + extra)
+        connection.executescript(f"PRAGMA synchronous = OFF; BEGIN; {SCHEMA} COMMIT; {extra}")
     return path
 
 
@@ -40,7 +41,7 @@ def insurance(folder: Path, extra: str = "", limits: SandboxConfig = LIMITS) -> 
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """A byte-level BPE with a few merges, trained on the spot."""
+    """A byte-level BPE with a few merges."""
     return Tokenizer(_byte_pairs())
 
 
@@ -50,6 +51,11 @@ def tokenizer_folder(folder: Path) -> Path:
 
 
 def _byte_pairs() -> tokenizers.Tokenizer:
+    return tokenizers.Tokenizer.from_str(_trained())
+
+
+@cache
+def _trained() -> str:
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -60,4 +66,4 @@ def _byte_pairs() -> tokenizers.Tokenizer:
         show_progress=False,
     )
     inner.train_from_iterator([SCHEMA, "SELECT amount FROM claims WHERE amount > 100 ORDER BY amount"], trainer)
-    return inner
+    return str(inner.to_str())

@@ -128,3 +128,12 @@ def test_an_endpoint_that_fails_is_lost_not_wrong(tmp_path: Path) -> None:
 def test_an_agent_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(UserError, match=r"grpo\.agent is "):
         load_agent(name)
+
+
+def test_an_agent_that_is_no_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "agent_of_today.py").write_text("async def play(task)\n    pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(
+        UserError, match=r"grpo\.agent is 'agent_of_today:play', .*\(expected ':' \(agent_of_today\.py, line 1\)\)"
+    ):
+        load_agent("agent_of_today:play")

@@ -10,16 +10,16 @@ from omegaconf import OmegaConf
 from shared.config import load_config
 from shared.errors import UserError
 from stage2_grpo import verl_config
-from stage2_grpo.verl_config import TrainerPaths, compose
+from stage2_grpo.verl_config import TrainerPaths, compose, overrides
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 PATHS = TrainerPaths(Path("some/model"), Path("runs/x/grpo"), "http://127.0.0.1:1")
 
 
 @cache
-def composed(profile: str, *overrides: str) -> Any:
+def composed(profile: str, *changes: str) -> Any:
     """For reading only: composing takes half a second."""
-    config = compose(load_config(PIPELINE, profile, overrides), PATHS)
+    config = compose(load_config(PIPELINE, profile, changes), PATHS)
     OmegaConf.set_readonly(config, True)
     return config
 
@@ -85,9 +85,10 @@ MACHINES = {
     [("one GPU", 1, 1, 1), ("two GPUs", 1, 2, 2), ("eight GPUs", 1, 8, 4), ("two nodes", 2, 8, 4)],
 )
 def test_machines_become_nodes_gpus_and_rollout_servers(machines: str, nodes: int, gpus: int, servers: int) -> None:
-    config = composed("gpu", *MACHINES[machines])
-    assert (config.trainer.nnodes, config.trainer.n_gpus_per_node) == (nodes, gpus)
-    assert nodes * gpus // config.actor_rollout_ref.rollout.tensor_model_parallel_size == servers
+    """That VERL knows these keys shows in the test below."""
+    values = overrides(load_config(PIPELINE, "gpu", MACHINES[machines]), PATHS)
+    assert (values["trainer"]["nnodes"], values["trainer"]["n_gpus_per_node"]) == (nodes, gpus)
+    assert nodes * gpus // values["actor_rollout_ref"]["rollout"]["tensor_model_parallel_size"] == servers
 
 
 def test_a_joined_cluster_keeps_its_own_resources() -> None:
