@@ -1,5 +1,7 @@
 """The whole pipeline on a tiny model, killed (kill -9) in every stage and started again with the same command.
 
+GRPO is killed after its first saved step and must go on from there; the other stages as they begin.
+
 Nothing is replaced: SFT, vLLM, Agent Lightning and VERL are real, and so are the data, which are Spider's where the sample
 is there, else the demo databases. The model was taught one tool call, so GRPO has episodes with calls; it is never
 right, so the update comes from the entropy bonus.
@@ -11,6 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +21,8 @@ import run_pipeline
 from shared.runs import RunDirectory, read_manifest
 from shared.usage import read_usage
 from tests.beside import REAL_DATA
-from tests.processes import of_run
-from tests.stage2_grpo.small_run import options, taught_model
+from tests.processes import of_run, wait_for
+from tests.stage2_grpo.small_run import differing_weights, options, taught_model
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +38,7 @@ SETTINGS = {
     "sft.max_traces": 8,
     "sft.learning_rate": 1e-3,
     "sft.eval_steps": 1,
-    "grpo.total_steps": 1,
+    "grpo.total_steps": 2,
     "grpo.train_batch_size": 2,
     "grpo.mini_batch_size": 1,
     "grpo.rollouts_per_question": 2,
@@ -69,19 +72,21 @@ def command(directory: RunDirectory) -> list[str]:
 
 
 def kill_in(stage: str, directory: RunDirectory, log: Path) -> None:
-    """Start the pipeline, let it reach the stage, and kill the runner alone."""
-    started = run_pipeline.folder(stage, directory) / "started.json"
+    """Start the pipeline, let it reach the stage, kill the runner alone, and see that nothing of it lives on."""
+    folder = run_pipeline.folder(stage, directory)
+    started, metrics = folder / "started.json", folder / "metrics.jsonl"  # a step is logged right after it was saved
     with log.open("w") as output:
         runner = subprocess.Popen(command(directory), cwd=REPO, stdout=output, stderr=subprocess.STDOUT)
-    deadline = time.monotonic() + 400
-    while not started.exists():
+    deadline = time.monotonic() + 600
+    while not started.exists() or (stage == "grpo" and not (metrics.exists() and metrics.read_text())):
         assert runner.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
-    time.sleep(BEGUN_SECONDS)
+    time.sleep(0 if stage == "grpo" else BEGUN_SECONDS)
     runner.send_signal(signal.SIGKILL)
     runner.wait()
-    assert read_manifest(started.parent) is None, f"{stage} was over before it could be killed"
+    assert read_manifest(folder) is None, f"{stage} was over before it could be killed"
+    assert wait_for(lambda: not of_run(directory.path), 60), of_run(directory.path)
 
 
 def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
@@ -91,6 +96,7 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
         kill_in(stage, directory, tmp_path / f"{stage}.log")
     ended = subprocess.run(command(directory), cwd=REPO, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"GRPO_MODEL_PATH={directory.grpo / 'model'}" in (tmp_path / "grpo-eval.log").read_text()
     assert of_run(directory.path) == []
 
     usage = read_usage(directory)
@@ -98,12 +104,32 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
     facts = json.loads((directory.report / "report.json").read_text())
     assert [model["who"] for model in facts["models"]] == ["base", "sft", "grpo"]
     assert {model["all"]["n"] for model in facts["models"]} == {4}
-    (step,) = facts["steps"]
-    assert step["policy_moved"] > 0
-    assert step["server_moved"] > 0
-    assert step["validation_episodes"] == 2
+    assert [step["step"] for step in facts["steps"]] == [1, 2]
+    _check_grpo(directory)
 
     finished = {stage: read_manifest(run_pipeline.folder(stage, directory)) for stage in KILLED}
     again = subprocess.run(command(directory), cwd=REPO, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stdout + again.stderr
     assert finished == {stage: read_manifest(run_pipeline.folder(stage, directory)) for stage in KILLED}
+
+
+def _check_grpo(directory: RunDirectory) -> None:
+    """That both steps trained on questions of their own, and that the export is what they made of the model of stage 1."""
+    steps, episodes = (_rows(directory.grpo / name) for name in ("metrics.jsonl", "episodes.jsonl"))
+    for step in steps:
+        assert (step["episodes"], step["validation_episodes"]) == (4, 2)
+        assert min(step["policy_moved"], step["server_moved"]) > 0
+        assert step["weight_gap"] < 0.08
+    trained = [row for row in episodes if row["split"] == "train"]
+    asked = [{row["question_id"] for row in trained if row["step"] == step["step"]} for step in steps]
+    assert list(map(len, asked)) == [2, 2]
+    assert asked[0].isdisjoint(asked[1])  # the order of the questions goes on where the killed run was
+    manifest = read_manifest(directory.grpo)
+    assert manifest is not None
+    assert manifest["export"]["largest_weight_change"] > 0
+    assert manifest["export"]["greedy_regret"] < 0.25
+    assert differing_weights(directory.sft / "merged", directory.grpo / "model")
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
