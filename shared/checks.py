@@ -23,8 +23,10 @@ def check(root: Path, args: argparse.Namespace) -> int:
     """Run the checks of the repository at `root` that the options name; stops at the first that fails, returns its status."""
     marks = [] if (args.profile or default_profile()) == "gpu" else ["not gpu"]
     tests = ["pytest", "-m", " and ".join([*marks, *(["not slow"] if args.fast else [])])]
-    if args.fast:  # the slow ones use all cores themselves
+    if args.fast:
         tests += ["--numprocesses=auto", "--dist=worksteal"]
+    else:  # those of the group "servers" use all cores themselves, but not all the time
+        tests += ["--numprocesses=2", "--dist=loadgroup"]
     for tool in (["ruff", "format", "--check"], ["ruff", "check"], ["mypy"], tests):
         print(f"== {' '.join(tool[:2]).removesuffix(' -m')} ==", flush=True)
         status = subprocess.run([sys.executable, "-m", *tool], cwd=root).returncode

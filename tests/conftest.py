@@ -1,10 +1,13 @@
 """What every test may rely on."""
 
+import re
 import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+_ALL_SLOW = re.compile(r"^pytestmark = \[?pytest\.mark\.slow\b", re.MULTILINE)
 
 # Hypothesis judges what a property says, not how busy the machine is: no time limit for a single example.
 settings.register_profile("no_deadline", deadline=None)
@@ -18,4 +21,4 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """Leave files of slow tests alone where slow tests are left out: importing their torch and trl outlasts many tests."""
     if "not slow" not in config.option.markexpr or collection_path.suffix != ".py":
         return None
-    return "\npytestmark = pytest.mark.slow" in collection_path.read_text(encoding="utf-8") or None
+    return bool(_ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None

@@ -24,7 +24,7 @@ from tests.beside import REAL_DATA
 from tests.processes import of_run, wait_for
 from tests.stage2_grpo.small_run import differing_weights, options, taught_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 REPO = Path(__file__).resolve().parents[1]
 SETTINGS = {

@@ -14,7 +14,7 @@ from shared.prompts import TOOLS, opening_messages
 from shared.serving import vllm_server
 from tests.tiny_model import QUESTIONS, save_tiny_model, teach
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 ARGUMENTS = {"query": "open claims"}

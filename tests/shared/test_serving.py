@@ -50,6 +50,7 @@ def test_a_cpu_server_uses_all_cores_and_compiles_only_when_asked() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("servers")
 def test_a_real_model_is_served_and_evaluated_also_after_a_kill_9(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

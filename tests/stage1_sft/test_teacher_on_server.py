@@ -15,7 +15,7 @@ from stage1_sft.teacher import teach
 from tests import tiny_model
 from tests.stage1_sft.examples import ROOT, questions
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 ANSWER = "```sql\nSELECT COUNT(*) FROM claims\n```"
 

@@ -18,7 +18,7 @@ from stage2_grpo.checkpoints import newest_step
 from tests.processes import of_run, wait_for
 from tests.stage2_grpo.small_run import SETTINGS, options, taught_model, untaught_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTER_MODE = """

@@ -20,7 +20,7 @@ from tests.processes import of_run
 from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command
 from tests.stage2_grpo.undecided import write_undecided_run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 SETTINGS = (
     "grpo.epochs=6",

@@ -18,7 +18,7 @@ from tests.processes import of_run, wait_for
 from tests.stage2_grpo.small_run import SETTINGS
 from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command, runs
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 __all__ = ["runs"]  # a fixture
 

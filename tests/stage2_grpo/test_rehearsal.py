@@ -19,7 +19,7 @@ from tests.stage2_grpo.checkpoint_folder import ROOT
 from tests.stage2_grpo.gateway import Gateway
 from tests.tiny_model import save_tiny_model, teach
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 _FIRST_CALL = '<tool_call>\n{"name": "search_schema", "arguments": {"query": "claims"}}\n</tool_call>'
 
