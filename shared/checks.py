@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 from shared.cli import add_profile
 from shared.environment import default_profile
+
+_NO_BYTECODE = (
+    "PYTHONDONTWRITEBYTECODE"  # with it, each of the hundreds of processes that tests start compiles all modules
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,9 +32,10 @@ def check(root: Path, args: argparse.Namespace) -> int:
         tests += ["--numprocesses=auto", "--dist=worksteal"]
     else:  # those of the group "servers" use all cores themselves, but not all the time
         tests += ["--numprocesses=2", "--dist=loadgroup"]
+    environment = {key: value for key, value in os.environ.items() if key != _NO_BYTECODE}
     for tool in (["ruff", "format", "--check"], ["ruff", "check"], ["mypy"], tests):
         print(f"== {' '.join(tool[:2]).removesuffix(' -m')} ==", flush=True)
-        status = subprocess.run([sys.executable, "-m", *tool], cwd=root).returncode
+        status = subprocess.run([sys.executable, "-m", *tool], cwd=root, env=environment).returncode
         if status != 0:
             return status
     return 0

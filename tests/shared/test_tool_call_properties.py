@@ -113,8 +113,8 @@ HOSTILE = ["<", "{", "[\n", "{\n", '{"a":\n', "<tool_call>", '<tool_call>["', "<
 @pytest.mark.parametrize("unit", HOSTILE)
 @pytest.mark.parametrize("start", ["", '<tool_call>{"sql": "'])
 def test_long_and_hostile_text_is_read_in_linear_time(start: str, unit: str) -> None:
-    text = start + unit * (50_000 // len(unit))
-    assert _seconds(lambda: parse(text, TOOLS)) < 1
+    text = start + unit * (30_000 // len(unit))
+    assert _seconds(lambda: parse(text, TOOLS)) < 0.5
 
 
 @pytest.mark.parametrize("unit", ['SELECT "a" FROM t\n', "<", "x", "\\\\", "{'"])
