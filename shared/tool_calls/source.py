@@ -41,7 +41,7 @@ class Source:
     def run(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
         """The end of what `pattern` matches; it must be one repeated class of characters, matching also nothing."""
         while True:
-            at = end_of(pattern.match(self.text, at))
+            at = pattern.match(self.text, at).end()  # type: ignore[union-attr]  # it always matches
             if at < len(self.text) or self.final:
                 return at
             yield
