@@ -81,7 +81,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise UserError(f"--set {key}: there is no such setting{_nearest(key, list(known))}")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # 2026-02-30 has the form of a date and is none
         value = text
     *sections, leaf = key.split(".")
     for section in sections:

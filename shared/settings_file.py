@@ -36,7 +36,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         ) from error
     except (UnicodeDecodeError, RecursionError) as error:
         raise UserError(f"Config file {path} is no readable YAML text (UTF-8); start from the shipped one.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # 2026-02-30 has the form of a date and is none
         raise UserError(f"Config file {path} is not valid YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(document, dict):
         raise UserError(f"Config file {path} must hold a mapping of settings; start from the shipped pipeline.yaml.")

@@ -80,9 +80,3 @@ class Source:
                 return at
             match = None  # it would hold a second reference to the text
             yield
-
-
-def end_of(match: re.Match[str] | None) -> int:
-    """The end of a match of a pattern that always matches."""
-    assert match is not None
-    return match.end()
