@@ -11,9 +11,8 @@ from pathlib import Path
 from shared.cli import add_profile
 from shared.environment import default_profile
 
-_NO_BYTECODE = (
-    "PYTHONDONTWRITEBYTECODE"  # with it, each of the hundreds of processes that tests start compiles all modules
-)
+# Not handed on, whoever set it: each of the hundreds of processes that tests start would compile all modules anew.
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
 def parser() -> argparse.ArgumentParser:

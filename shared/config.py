@@ -23,7 +23,7 @@ import yaml
 from shared.environment import default_profile
 from shared.errors import UserError
 from shared.settings import PROFILES, Config
-from shared.settings_file import read_settings
+from shared.settings_file import WRONG_YAML, read_settings
 
 
 def load_config(path: Path, profile: str | None = None, overrides: Sequence[str] = ()) -> Config:
@@ -81,7 +81,7 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
         raise UserError(f"--set {key}: there is no such setting{_nearest(key, list(known))}")
     try:
         value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):  # 2026-02-30 has the form of a date and is none
+    except WRONG_YAML:
         value = text
     *sections, leaf = key.split(".")
     for section in sections:

@@ -1,6 +1,7 @@
 """The pipeline runner: what it runs, skips, refuses and survives. Stages with models are tested where they live."""
 
 import json
+import os
 import re
 import runpy
 import shlex
@@ -228,8 +229,14 @@ def test_every_command_of_the_readme_is_understood(
 
 def as_main(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """Run what `python ARGV` runs, in this process: its start takes longer than most dry runs. Returns the exit status."""
-    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # both are set by commands, and put back after the test
-    before = signal.getsignal(signal.SIGTERM)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError(
+            "these tests need the Python of the repository's .venv"
+        )  # the runner would replace this process
+
+    monkeypatch.setattr(os, "execv", refuse)
+    before = signal.getsignal(signal.SIGTERM)  # commands set it
     monkeypatch.setattr(sys, "argv", argv[1:] if argv[0] == "-m" else argv)
     try:
         if argv[0] == "-m":

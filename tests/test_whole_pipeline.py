@@ -1,6 +1,6 @@
 """The whole pipeline on a tiny model, killed (kill -9) in every stage and started again with the same command.
 
-GRPO is killed after its first saved step and must go on from there; the other stages as they begin.
+Each stage is killed as it begins, GRPO also after its first saved step, from which it must go on.
 
 Nothing is replaced: SFT, vLLM, Agent Lightning and VERL are real, and so are the data, which are Spider's where the sample
 is there, else the demo databases. The model was taught one tool call, so GRPO has episodes with calls; it is never
@@ -8,20 +8,20 @@ right, so the update comes from the entropy bonus.
 """
 
 import json
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import run_pipeline
 from shared.runs import RunDirectory, read_manifest
 from shared.usage import read_usage
 from tests.beside import REAL_DATA
-from tests.processes import of_run, wait_for
+from tests.processes import command_line, of_run, wait_for
 from tests.stage2_grpo.small_run import differing_weights, options, taught_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
@@ -71,22 +71,36 @@ def command(directory: RunDirectory) -> list[str]:
     return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *chosen]
 
 
-def kill_in(stage: str, directory: RunDirectory, log: Path) -> None:
-    """Start the pipeline, let it reach the stage, kill the runner alone, and see that nothing of it lives on."""
+def kill_in(stage: str, directory: RunDirectory, log: Path, *, after_a_step: bool = False) -> None:
+    """Start the pipeline, let it reach the stage, kill the runner, and see that nothing of it lives on.
+
+    With `after_a_step` the stage's own process is killed too, with the runner; alone, the runner takes it along.
+    """
     folder = run_pipeline.folder(stage, directory)
-    started, metrics = folder / "started.json", folder / "metrics.jsonl"  # a step is logged right after it was saved
+    marker = folder / ("metrics.jsonl" if after_a_step else "started.json")  # a step is logged right after it was saved
     with log.open("w") as output:
         runner = subprocess.Popen(command(directory), cwd=REPO, stdout=output, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + 600
-    while not started.exists() or (stage == "grpo" and not (metrics.exists() and metrics.read_text())):
+    while not (marker.exists() and marker.read_text()):
         assert runner.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.2)
-    time.sleep(0 if stage == "grpo" else BEGUN_SECONDS)
-    runner.send_signal(signal.SIGKILL)
+    if after_a_step:
+        for process in (psutil.Process(runner.pid), _process_of(stage, runner.pid)):
+            process.kill()
+    else:
+        time.sleep(BEGUN_SECONDS)
+        runner.kill()
     runner.wait()
     assert read_manifest(folder) is None, f"{stage} was over before it could be killed"
-    assert wait_for(lambda: not of_run(directory.path), 60), of_run(directory.path)
+    assert wait_for(lambda: not of_run(directory.path), 120), of_run(directory.path)
+
+
+def _process_of(stage: str, runner: int) -> psutil.Process:
+    """The process of a stage, which the runner started."""
+    started = psutil.Process(runner).children(recursive=True)
+    (found,) = [child for child in started if command_line(child).startswith(f"{sys.executable} -m stage2_{stage} ")]
+    return found
 
 
 def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
@@ -94,9 +108,13 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
 ) -> None:
     for stage in KILLED:
         kill_in(stage, directory, tmp_path / f"{stage}.log")
+        if stage == "grpo":
+            kill_in(stage, directory, tmp_path / "first_step.log", after_a_step=True)
     ended = subprocess.run(command(directory), cwd=REPO, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"GRPO_MODEL_PATH={directory.grpo / 'model'}" in (tmp_path / "grpo-eval.log").read_text()
+    resumed = (tmp_path / "grpo-eval.log").read_text()
+    assert "grpo: continues after step 1 of 2" in resumed
+    assert f"GRPO_MODEL_PATH={directory.grpo / 'model'}" in resumed
     assert of_run(directory.path) == []
 
     usage = read_usage(directory)
@@ -104,7 +122,6 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
     facts = json.loads((directory.report / "report.json").read_text())
     assert [model["who"] for model in facts["models"]] == ["base", "sft", "grpo"]
     assert {model["all"]["n"] for model in facts["models"]} == {4}
-    assert [step["step"] for step in facts["steps"]] == [1, 2]
     _check_grpo(directory)
 
     finished = {stage: read_manifest(run_pipeline.folder(stage, directory)) for stage in KILLED}
@@ -116,14 +133,17 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
 def _check_grpo(directory: RunDirectory) -> None:
     """That both steps trained on questions of their own, and that the export is what they made of the model of stage 1."""
     steps, episodes = (_rows(directory.grpo / name) for name in ("metrics.jsonl", "episodes.jsonl"))
+    assert [step["step"] for step in steps] == [1, 2]
     for step in steps:
+        assert step["execution_accuracy"] > 0 or (step["mixed_groups"], step["zero_advantage_groups"]) == (0.0, 2)
         assert (step["episodes"], step["validation_episodes"]) == (4, 2)
         assert min(step["policy_moved"], step["server_moved"]) > 0
         assert step["weight_gap"] < 0.08
-    trained = [row for row in episodes if row["split"] == "train"]
-    asked = [{row["question_id"] for row in trained if row["step"] == step["step"]} for step in steps]
-    assert list(map(len, asked)) == [2, 2]
-    assert asked[0].isdisjoint(asked[1])  # the order of the questions goes on where the killed run was
+    first, second = (
+        [row["question_id"] for row in episodes if (row["split"], row["step"]) == ("train", step)] for step in (1, 2)
+    )
+    assert (len(first), len(set(first)), len(second), len(set(second))) == (4, 2, 4, 2)
+    assert set(first).isdisjoint(second)  # the order of the questions goes on where the killed run was
     manifest = read_manifest(directory.grpo)
     assert manifest is not None
     assert manifest["export"]["largest_weight_change"] > 0

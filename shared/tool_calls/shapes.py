@@ -45,9 +45,10 @@ def canonical_call(value: Any, offered: Offered) -> ToolCall | None:
     name, arguments = value["name"], value["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, dict) or not _NAME.fullmatch(name):
         return None
-    if ("properties" in arguments and _is_definition(value, "arguments")) or _flaw(arguments):
+    if "properties" in arguments and _is_definition(value, "arguments"):
         return None
-    return ToolCall(name, offered.typed(name, arguments))
+    arguments = offered.typed(name, arguments)
+    return None if _flaw(arguments) else ToolCall(name, arguments)
 
 
 def call_of(name: str, given: Any, offered: Offered, *, explicit: bool) -> ToolCall | str:

@@ -18,7 +18,7 @@ from tests.data.live_examples import check_snapshot, create, foreign_key_problem
 from tests.data.servers import given_address, mysql_server
 from tests.shared.examples import LIMITS
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("live")]
 
 
 def carry_out(address: str, statements: Sequence[str]) -> None:

@@ -51,8 +51,8 @@ def test_hostile_sql_is_refused_or_stopped_and_leaves_no_trace(
     monkeypatch.chdir(folder)
     before = state(folder)
     assert any(
-        seconds_taken(attacked, HOSTILE[attack]) < 0.1 + 0.2 for _ in range(3)
-    )  # a busy machine may be late once
+        seconds_taken(attacked, HOSTILE[attack]) < 0.1 + 0.2 for _ in range(5)
+    )  # a busy machine may be late now and then
     assert state(folder) == before
     assert attacked.execute("SELECT count(*) FROM claims").rows == ((3,),)
 

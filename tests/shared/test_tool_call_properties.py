@@ -112,9 +112,10 @@ HOSTILE = ["<", "{", "[\n", "{\n", '{"a":\n', "<tool_call>", '<tool_call>["', "<
 
 @pytest.mark.parametrize("unit", HOSTILE)
 @pytest.mark.parametrize("start", ["", '<tool_call>{"sql": "'])
-def test_long_and_hostile_text_is_read_in_linear_time(start: str, unit: str) -> None:
-    text = start + unit * (30_000 // len(unit))
-    assert _seconds(lambda: parse(text, TOOLS)) < 0.5
+@pytest.mark.parametrize(("length", "limit"), [(30_000, 0.5), pytest.param(100_000, 1, marks=pytest.mark.slow)])
+def test_long_and_hostile_text_is_read_in_linear_time(length: int, limit: float, start: str, unit: str) -> None:
+    text = start + unit * (length // len(unit))
+    assert _seconds(lambda: parse(text, TOOLS)) < limit
 
 
 @pytest.mark.parametrize("unit", ['SELECT "a" FROM t\n', "<", "x", "\\\\", "{'"])

@@ -10,6 +10,7 @@ import pytest
 from shared.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import Parsed, parse, parse_hermes, render_call, render_turn
+from shared.tool_calls.cases import streamed_result
 
 COLUMNS = ToolCall("get_columns", {"table": "claims"})
 QUERY = ToolCall("execute_sql", {"sql": "SELECT 1"})
@@ -203,6 +204,15 @@ def test_markup_inside_a_string_is_part_of_the_string(sql: str) -> None:
 )
 def test_text_around_a_call_survives(text: str, content: str) -> None:
     assert read(text) == (content, (QUERY,))
+
+
+@pytest.mark.parametrize("written", ["1e999", '"1e999"', '"NaN"'])
+def test_a_number_that_json_cannot_hold_is_explained_whole_and_streamed(written: str) -> None:
+    tools = [{"name": "above", "parameters": {"type": "object", "properties": {"amount": {"type": "number"}}}}]
+    text = tagged(f'{{"name": "above", "arguments": {{"amount": {written}}}}}')
+    parsed = parse(text, tools)
+    assert (parsed.calls, parsed.malformed) == ((), ("The arguments of above hold a number that is too large.",))
+    assert streamed_result(text, tools) == parsed
 
 
 def test_the_stock_grammar_reads_what_we_teach() -> None:

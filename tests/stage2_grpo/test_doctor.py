@@ -28,6 +28,7 @@ from tests.stage2_grpo.gateway import Gateway
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 CARD = Gpu("NVIDIA A100", 80.0, 580)
 GB = 10**9
+CONFIG = ["--config", str(checkpoint_folder.ROOT / "pipeline.yaml"), "--profile", "cpu"]
 
 
 @pytest.fixture
@@ -237,8 +238,7 @@ def options(case: Case) -> list[str]:
     write_jsonl(_made(case.run.data) / "train.jsonl", case.train)
     write_jsonl(case.run.data / "val.jsonl", case.validation)
     changes = [*checkpoint_folder.ROOM, f"runs_dir={case.run.path.parent}", f"grpo.model={case.model}"]
-    config = ["--config", str(checkpoint_folder.ROOT / "pipeline.yaml"), "--profile", "cpu"]
-    return [*config, *(part for change in changes for part in ("--set", change))]
+    return [*CONFIG, *(part for change in changes for part in ("--set", change))]
 
 
 def _made(folder: Path) -> Path:
@@ -264,16 +264,7 @@ def test_what_is_missing_is_a_finding_and_the_rest_is_examined(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SFT_MODEL_PATH", raising=False)
-    line = [
-        "--config",
-        str(checkpoint_folder.ROOT / "pipeline.yaml"),
-        "--profile",
-        "cpu",
-        "--set",
-        f"runs_dir={tmp_path}",
-        "--set",
-        "grpo.agent=tests.no_agent:play",
-    ]
+    line = [*CONFIG, "--set", f"runs_dir={tmp_path}", "--set", "grpo.agent=tests.no_agent:play"]
     assert command.main(["--quick", *line]) == 2
     printed = capsys.readouterr().out
     assert "error    checkpoint" in printed

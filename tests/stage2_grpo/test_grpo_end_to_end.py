@@ -57,7 +57,6 @@ def test_without_stage_1_our_parser_alone_makes_the_episodes_and_an_interrupted_
     model = untaught_model(runs / "untaught", questions)
     unsaved = ("grpo.total_steps=4", "grpo.save_every=4", "seed=7")
     metrics = runs / "e2e" / "grpo" / "metrics.jsonl"
-    metrics.unlink(missing_ok=True)  # of the run before
     argv = command("stage2_grpo", runs, *SETTINGS, f"grpo.model={model}", *unsaved)
     stage = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert wait_for(lambda: (metrics.exists() and metrics.read_text()) or stage.poll() is not None, 600)
