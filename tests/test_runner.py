@@ -227,6 +227,14 @@ def test_every_command_of_the_readme_is_understood(
     assert status == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("module", ["shared.analyse", "shared.report", "stage2_grpo"])
+def test_a_command_starts_in_a_python_of_its_own(module: str) -> None:
+    """Those that no other test starts: the dry runs above find all modules imported."""
+    ended = subprocess.run([sys.executable, "-m", module, "--help"], cwd=REPO, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.startswith("usage: ")
+
+
 def as_main(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     """Run what `python ARGV` runs, in this process: its start takes longer than most dry runs. Returns the exit status."""
 
