@@ -37,6 +37,14 @@ def test_all_known_cases_are_read_as_expected(options: list[str], capsys: pytest
     assert capsys.readouterr().out == "calls 93/93 negatives 27/27\n"
 
 
+@pytest.mark.parametrize("options", [[], ["--stream"]])
+def test_cases_that_were_written_without_a_look_at_the_grammar_are_read(
+    options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--cases", str(Path(__file__).with_name("tool_call_cases.jsonl")), *options]) == 0
+    assert capsys.readouterr().out == "calls 94/94 negatives 93/93\n"
+
+
 def test_a_failing_case_is_shown_with_what_was_expected_and_got(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
