@@ -32,7 +32,6 @@ def gold_key(sql: str) -> str:
     return question_key(sql) if tree is None else tree.transform(_plain).sql(dialect="sqlite", comments=False)
 
 
-@lru_cache(maxsize=100_000)
 def rate(sql: str) -> Difficulty:
     """Difficulty by what the SQL needs: one plain condition or aggregate is easy, a nested query or two joins hard."""
     tree = _parse(sql)

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -22,7 +21,7 @@ from shared.runs import RunDirectory, read_manifest
 from shared.usage import read_usage
 from tests.beside import REAL_DATA
 from tests.processes import command_line, of_run, wait_for
-from tests.stage2_grpo.small_run import differing_weights, options, taught_model
+from tests.stage2_grpo.small_run import differing_weights, options, rows, taught_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
@@ -132,7 +131,7 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
 
 def _check_grpo(directory: RunDirectory) -> None:
     """That both steps trained on questions of their own, and that the export is what they made of the model of stage 1."""
-    steps, episodes = (_rows(directory.grpo / name) for name in ("metrics.jsonl", "episodes.jsonl"))
+    steps, episodes = (rows(directory.grpo / name) for name in ("metrics.jsonl", "episodes.jsonl"))
     assert [step["step"] for step in steps] == [1, 2]
     for step in steps:
         assert step["execution_accuracy"] > 0 or (step["mixed_groups"], step["zero_advantage_groups"]) == (0.0, 2)
@@ -149,7 +148,3 @@ def _check_grpo(directory: RunDirectory) -> None:
     assert manifest["export"]["largest_weight_change"] > 0
     assert manifest["export"]["greedy_regret"] < 0.25
     assert differing_weights(directory.sft / "merged", directory.grpo / "model")
-
-
-def _rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]

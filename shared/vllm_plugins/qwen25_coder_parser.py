@@ -108,7 +108,7 @@ class Qwen25CoderToolParser(ToolParser):
         update = self._stream.feed(delta_text)
         full = self._token_limit is not None and len(current_token_ids) >= self._token_limit
         if not full and self._end_ids.isdisjoint(delta_token_ids):
-            return self._message(*update) if update.content or update.calls else None
+            return self._message(*update)
         rest = self._stream.finish()
         return self._message(update.content + rest.content, update.calls + rest.calls)
 

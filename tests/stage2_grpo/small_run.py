@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from shared.records import ToolCall
 from shared.tool_calls import render_call
@@ -50,6 +51,11 @@ def untaught_model(folder: Path, questions: Sequence[str]) -> Path:
 def options(*settings: str) -> list[str]:
     """Command-line options for these settings."""
     return [part for setting in settings for part in ("--set", setting)]
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    """What a JSONL file of a run holds."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def differing_weights(model: Path, other: Path) -> int:

@@ -5,11 +5,9 @@ One run is stopped by a tripwire, goes on as the message says, and ends early wi
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,6 +15,7 @@ from shared.runs import read_manifest
 from stage2_grpo.checkpoints import saved_steps
 from stage2_grpo.safety import best_step
 from tests.processes import of_run
+from tests.stage2_grpo.small_run import rows
 from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command
 from tests.stage2_grpo.undecided import write_undecided_run
 
@@ -46,10 +45,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(runs: Path, *settings: str) -> subprocess.CompletedProcess[str]:
     argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, *settings)
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=600)
-
-
-def rows(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 def test_a_tripped_run_goes_on_from_its_last_good_step_and_ends_early_with_the_best(runs: Path) -> None:
