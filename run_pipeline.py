@@ -22,13 +22,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared import checks, environment
-from shared.cli import READER_GONE, add_profile, common_parser, resolve, run_main
+from shared.cli import checks, environment
+from shared.cli.command_line import READER_GONE, add_profile, common_parser, resolve, run_main
 from shared.errors import UserError
-from shared.runs import RunDirectory, read_manifest, set_aside, write_json
+from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
 
 if TYPE_CHECKING:
-    from shared.settings import Config
+    from shared.config.schema import Config
 
 ROOT = Path(__file__).resolve().parent
 
@@ -81,7 +81,7 @@ def evaluate_grpo(pipeline: Pipeline) -> None:
 
 def report(pipeline: Pipeline) -> None:
     """One table and one HTML page."""
-    from shared.report import write_report
+    from shared.report.__main__ import write_report
 
     write_report(pipeline.config, pipeline.run)
 
@@ -105,14 +105,14 @@ def folder(stage: str, run: RunDirectory) -> Path:
 
 def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
     """Evaluate one model on the test questions of the run; returns the summary."""
-    import shared.evaluation
+    import shared.evaluation.run
 
-    return shared.evaluation.evaluate_model(model, pipeline.config, pipeline.run, who)
+    return shared.evaluation.run.evaluate_model(model, pipeline.config, pipeline.run, who)
 
 
 def command(pipeline: Pipeline, module: str, **variables: str) -> None:
     """Run `python -m module` with the options of this run; it has said why when it fails."""
-    from shared.services import OwnedProcess
+    from shared.processes.owned_process import OwnedProcess
 
     argv = [sys.executable, "-m", module, *pipeline.options]
     with OwnedProcess(argv, name=module, env=variables, grace=90.0) as process:
@@ -135,8 +135,8 @@ def checkpoint(stage: Path) -> Path:
 
 def base_model(config: Config) -> Path:
     """The folder of the base model; found in a process of its own, because unpacking it takes torch."""
-    from shared.runs import model_cache
-    from shared.services import die_with_parent
+    from shared.processes.owned_process import die_with_parent
+    from shared.runs.manifest import model_cache
     from stage1_sft.base_model import resolve
 
     with ProcessPoolExecutor(1, get_context("spawn"), die_with_parent) as pool:
@@ -145,9 +145,9 @@ def base_model(config: Config) -> Path:
 
 def run(args: argparse.Namespace) -> None:
     """The main job: every stage in turn; finished ones say so and are skipped."""
-    from shared.config import to_dict
-    from shared.services import locked
-    from shared.usage import measured
+    from shared.config.load import to_dict
+    from shared.processes.owned_process import locked
+    from shared.runs.usage import measured
 
     config, directory = resolve(args)
     settings = [part for setting in args.overrides for part in ("--set", setting)]

@@ -2,7 +2,7 @@
 
 import sys
 
-from shared.cli import carry_out, common_parser, run_main
+from shared.cli.command_line import carry_out, common_parser, run_main
 
 
 def main() -> None:

@@ -19,12 +19,12 @@ from tqdm import tqdm
 from data.databases import Databases
 from data.sources import BadRowError, Place, Source, SourceRow, read_rows
 from data.sql_form import gold_key, is_repeatable, question_key
-from shared.audit.ties import Order, order_of
-from shared.audit.trivial import reads_no_data, trivial_query
-from shared.compare import execution_match, gold_is_ordered
-from shared.database import Database, QueryResult
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.settings import Config
+from shared.reward.execution_match import execution_match, gold_is_ordered
+from shared.reward.ties import Order, order_of
+from shared.reward.trivial import reads_no_data, trivial_query
+from shared.sql.database import Database, QueryResult
 
 SLOW_SECONDS = 1.0
 _CHARACTERS_PER_TOKEN = 3.5  # of schema text, roughly

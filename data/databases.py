@@ -7,9 +7,9 @@ from pathlib import Path
 
 from data.sources import BadRowError
 from data.sql_form import is_explain
-from shared.database import Database, QueryResult, SqlError
+from shared.config.schema import SandboxConfig
 from shared.errors import UserError
-from shared.settings import SandboxConfig
+from shared.sql.database import Database, QueryResult, SqlError
 
 
 class Databases:

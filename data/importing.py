@@ -2,7 +2,7 @@
 
     python -m data import SOURCE --check                    the data report alone
     python -m data import SOURCE --out FOLDER               … and a folder in Spider layout for data.spider_dir, with
-                                                            questions.jsonl for `python -m shared.evaluate --questions`
+                                                            questions.jsonl for `python -m shared.evaluation --questions`
     python -m data import SOURCE --databases ADDRESS …      questions on a live database, which is read once (data/live.py)
 
 The databases are linked, not copied; rows that cannot be used stop the import with their file and line, or are left out
@@ -22,7 +22,7 @@ from data import live
 from data.check import UNUSABLE, Checked, check
 from data.sources import find_source
 from data.spider import identity_of, question_record
-from shared.cli import common_parser, resolve
+from shared.cli.command_line import common_parser, resolve
 from shared.errors import UserError
 from shared.records import Question, write_jsonl
 
@@ -111,7 +111,7 @@ def write(checked: Checked, folder: Path, *, skip: bool) -> None:
     setting, questions = (shlex.quote(str(text)) for text in (f"data.spider_dir={folder}", folder / "questions.jsonl"))
     print(f"{len(rows)} questions written, {len(bad)} rows skipped; next, to train on them or to ask them:\n"
           f"    python run_pipeline.py --set {setting}\n"
-          f"    .venv/bin/python -m shared.evaluate --model FOLDER --questions {questions}")  # fmt: skip
+          f"    .venv/bin/python -m shared.evaluation --model FOLDER --questions {questions}")  # fmt: skip
 
 
 def _questions(rows: Sequence[dict[str, Any]], databases: Path) -> Iterator[Question]:

@@ -17,10 +17,10 @@ from data.demo.generate import Taken, generate
 from data.sources import SourceRow, find_source, read_rows
 from data.splits import Splits, held_out_count, leakage_check, make_splits
 from data.sql_form import gold_key, question_key
-from shared.audit.copies import make_copies
+from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import Question, write_jsonl
-from shared.settings import Config
+from shared.reward.perturbed_copies import make_copies
 
 _LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 

@@ -19,9 +19,9 @@ from tqdm import tqdm
 from data.databases import Databases
 from data.sources import BadRowError, entries, whole_text
 from data.sql_form import DIFFICULTIES, rate
+from shared.config.schema import SandboxConfig
 from shared.errors import UserError
 from shared.records import Question
-from shared.settings import SandboxConfig
 
 EVIDENCE = "\nEvidence: "  # between a question and what BIRD says beside it
 FILES = ("train_spider.json", "dev.json")

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, zip_longest
 
 from data.sql_form import DIFFICULTIES, gold_key, question_key
+from shared.config.schema import DataConfig
 from shared.errors import UserError
 from shared.records import Question
-from shared.settings import DataConfig
 
 SEEN, UNSEEN = "seen_database", "unseen_database"
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from data.prepare import prepare
 from data.sources import find_source
-from shared.config import to_dict
+from shared.config.load import to_dict
+from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import read_questions
-from shared.runs import RunDirectory, attempt, fingerprint, finish_stage, finished
-from shared.settings import Config
+from shared.runs.manifest import RunDirectory, attempt, fingerprint, finish_stage, finished
 
 VERSION = 3  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")

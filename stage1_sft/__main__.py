@@ -7,9 +7,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from shared.cli import carry_out, common_parser, run_main
+from shared.cli.command_line import carry_out, common_parser, run_main
 from shared.errors import UserError
-from shared.model_folder import adapter_base
+from shared.models.folder import adapter_base
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them with
 LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it was interrupted.

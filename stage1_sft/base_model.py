@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError
-from shared.model_folder import TEMPLATE_FILE, check_model_folder, local_path, publish, tool_template
+from shared.models.folder import TEMPLATE_FILE, check_model_folder, local_path, publish, tool_template
 from shared.records import ToolCall
-from shared.runs import alone, write_json
+from shared.runs.manifest import alone, write_json
 from shared.tool_calls import render_turn
 
 if TYPE_CHECKING:

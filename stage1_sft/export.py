@@ -24,9 +24,9 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from shared.agent.prompts import TOOLS, opening_messages
 from shared.errors import UserError
-from shared.model_folder import check_model_folder, publish
-from shared.prompts import TOOLS, opening_messages
+from shared.models.folder import check_model_folder, publish
 from shared.records import Message
 from stage1_sft.dataset import prompt_text
 

@@ -16,7 +16,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.scope import Scope, traverse_scope
 
-from shared.database import Schema, Table
+from shared.sql.database import Schema, Table
 
 _WORDS = re.compile(r"[^\W\d_]+([ -][^\W\d_]+)*")
 

@@ -15,12 +15,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared.config import to_dict
+from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.config.load import to_dict
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.model_folder import check_model_folder, local_path, tool_template
-from shared.prompts import SYSTEM_PROMPT, TOOLS
+from shared.models.folder import check_model_folder, local_path, tool_template
+from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Message, Question, read_questions, write_jsonl
-from shared.runs import (
+from shared.runs.manifest import (
     RunDirectory,
     attempt,
     fingerprint,
@@ -31,8 +33,6 @@ from shared.runs import (
     read_manifest,
     write_json,
 )
-from shared.settings import Config
-from shared.tokens import Tokenizer
 from stage1_sft import teacher
 from stage1_sft.base_model import planned_folder, resolve
 from stage1_sft.synthesize import synthesize

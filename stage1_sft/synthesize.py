@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 
 from tqdm import tqdm
 
-from shared.agent import encode_call
-from shared.database import Database, SqlError
-from shared.prompts import opening_messages
+from shared.agent.episode import encode_call
+from shared.agent.prompts import opening_messages
+from shared.agent.tools import Observation, Toolbox
+from shared.config.schema import Config
+from shared.models.tokenizer import Tokenizer
 from shared.records import Message, Question, ToolCall
-from shared.settings import Config
-from shared.tokens import Tokenizer
-from shared.tools import Observation, Toolbox
+from shared.sql.database import Database, SqlError
 from stage1_sft import wording
 from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
 from stage1_sft.traces import Dropped, TooLong, Trace, answers_gold, make_trace, verify

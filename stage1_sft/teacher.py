@@ -17,19 +17,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from shared.agent import run_episode
-from shared.chat import API_KEY, ChatClient
-from shared.config import to_dict
-from shared.database import Database
+from shared.agent.chat_client import API_KEY, ChatClient
+from shared.agent.episode import run_episode
+from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.tools import Toolbox
+from shared.config.load import to_dict
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.player import play_all
-from shared.prompts import SYSTEM_PROMPT, TOOLS
+from shared.evaluation.player import play_all
+from shared.models.tokenizer import Tokenizer
 from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
-from shared.reward import judge
-from shared.runs import RunDirectory, fingerprint
-from shared.settings import Config
-from shared.tokens import Tokenizer
-from shared.tools import Toolbox
+from shared.reward.reward import judge
+from shared.runs.manifest import RunDirectory, fingerprint
+from shared.sql.database import Database
 from stage1_sft.traces import Dropped, Trace, make_trace, verify
 
 ACCEPTED = ""  # the reason of a row whose trace is taught

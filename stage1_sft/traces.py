@@ -10,15 +10,15 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from shared.agent import submitted_block
-from shared.compare import execution_match, gold_is_ordered
-from shared.database import Database, SqlError
-from shared.prompts import TOOLS
+from shared.agent.episode import submitted_block
+from shared.agent.prompts import TOOLS
+from shared.agent.tools import Toolbox
+from shared.config.schema import Config
+from shared.models.tokenizer import Tokenizer
 from shared.records import Message, Question, ToolCall
-from shared.settings import Config
-from shared.tokens import Tokenizer
+from shared.reward.execution_match import execution_match, gold_is_ordered
+from shared.sql.database import Database, SqlError
 from shared.tool_calls import parse_hermes, render_turn
-from shared.tools import Toolbox
 
 Trace = dict[str, Any]
 """One JSONL row: id, db_id, messages, tools (JSON text), trained (one bool per message), gold_sql, provenance."""

@@ -40,9 +40,9 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.metrics import MetricsLog
-from shared.settings import Config
+from shared.evaluation.metrics import MetricsLog
 from stage1_sft.dataset import Example
 from stage1_sft.shared_prefix import CPU_ATTENTION, token_loss
 

@@ -10,7 +10,7 @@ import random
 import re
 from typing import Any
 
-from shared.database import QueryResult
+from shared.sql.database import QueryResult
 
 _QUERY_WORDS = 6
 _CELL_WIDTH = 40  # characters of one value in an answer

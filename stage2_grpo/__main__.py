@@ -3,7 +3,7 @@
 
 import sys
 
-from shared.cli import carry_out, common_parser, run_main
+from shared.cli.command_line import carry_out, common_parser, run_main
 
 _DESCRIPTION = """Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint.
 `python -m stage2_grpo doctor` finds what would spoil a run, `python -m stage2_grpo budget` measures the lengths of episodes
@@ -14,16 +14,16 @@ and suggests limits, `python -m stage2_grpo gate` says which checkpoint to start
 def main() -> None:
     """Choose between the stage and its helpers."""
     if sys.argv[1:2] == ["doctor"]:
-        from stage2_grpo.doctor.command import main as doctor
+        from stage2_grpo.preflight.doctor.command import main as doctor
 
         sys.exit(doctor(sys.argv[2:]))
     if sys.argv[1:2] == ["budget"]:
-        from stage2_grpo.budget.command import main as budget
+        from stage2_grpo.preflight.budget.command import main as budget
 
         budget(sys.argv[2:])
         return
     if sys.argv[1:2] == ["gate"]:
-        from stage2_grpo.gate import main as gate
+        from stage2_grpo.preflight.gate import main as gate
 
         gate(sys.argv[2:])
         return

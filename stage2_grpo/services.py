@@ -25,11 +25,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.services import OwnedProcess, free_port, random_key
-from shared.settings import Config
-from stage2_grpo import cpu_backend
-from stage2_grpo.rollout_agent import AgentSettings
+from shared.processes.owned_process import OwnedProcess, free_port, random_key
+from stage2_grpo.rollouts.agent import AgentSettings
+from stage2_grpo.training import cpu_backend
 
 _ROOT = Path(__file__).resolve().parents[1]
 _UNRECORDED = (
@@ -84,7 +84,7 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
         health=f"{url}/healthz",
     )
     controller = OwnedProcess(
-        [sys.executable, "-m", "stage2_grpo.controller", "--settings", str(settings_file)],
+        [sys.executable, "-m", "stage2_grpo.rollouts.controller", "--settings", str(settings_file)],
         name="the rollout controller",
         log=logs / "controller.log",
         env={"AGL_KEY": key},
@@ -115,7 +115,7 @@ def _key_of_foreign_gateway(url: str, argv: list[str], settings_file: Path) -> s
     """The key from the environment; raises UserError when the gateway does not answer or wants another one."""
     how = (
         f"Start it with the same AGL_KEY as this run: agl-server {shlex.join(argv)} — and its controller: "
-        f"python -m stage2_grpo.controller --settings {settings_file} --drain 60"
+        f"python -m stage2_grpo.rollouts.controller --settings {settings_file} --drain 60"
     )
     key = os.environ.get("AGL_KEY", "")
     if not key:
@@ -150,7 +150,7 @@ def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[P
     """Start the trainer process on (train, validation) questions."""
     with _private_ray(folder, wanted=config.grpo.ray_address is None) as ray:
         process = OwnedProcess(
-            [sys.executable, "-m", "stage2_grpo.train", str(rollouts.settings_file), *map(str, questions)],
+            [sys.executable, "-m", "stage2_grpo.training.__main__", str(rollouts.settings_file), *map(str, questions)],
             name="the trainer",
             log=folder / "logs" / "trainer.log",
             env=trainer_environment(config, folder, rollouts.key) | ray,

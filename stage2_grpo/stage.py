@@ -14,21 +14,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shared import runs
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.model_folder import check_model_folder, local_path
+from shared.models.folder import check_model_folder, local_path
 from shared.records import JsonlTail, read_questions, write_jsonl
-from shared.reward import self_test
-from shared.runs import RunDirectory, question_file
-from shared.settings import Config
-from stage2_grpo import resume
-from stage2_grpo.checkpoints import PROBE_FILE, clear_remains, newest_step, prune, rewind, saved_steps, step_folder
-from stage2_grpo.export import export
-from stage2_grpo.follow import follow, settle
-from stage2_grpo.gate import training_questions
-from stage2_grpo.harness import load_agent
-from stage2_grpo.safety import Row, Trip, best_step, kept_steps, tripped, validations_since_best
-from stage2_grpo.servers import ServerWatch
+from shared.reward.reward import self_test
+from shared.runs import manifest as runs
+from shared.runs.manifest import RunDirectory, question_file
+from stage2_grpo.checkpoints import resume
+from stage2_grpo.checkpoints.export import export
+from stage2_grpo.checkpoints.files import (
+    PROBE_FILE,
+    clear_remains,
+    newest_step,
+    prune,
+    rewind,
+    saved_steps,
+    step_folder,
+)
+from stage2_grpo.monitoring.server_watch import ServerWatch
+from stage2_grpo.monitoring.step_log import follow, settle
+from stage2_grpo.monitoring.tripwires import Row, Trip, best_step, kept_steps, tripped, validations_since_best
+from stage2_grpo.preflight.gate import training_questions
+from stage2_grpo.rollouts.custom_agent import load_agent
 from stage2_grpo.services import gateway_and_controller, trainer
 
 
@@ -42,7 +50,7 @@ def run(config: Config, run: RunDirectory) -> Path:
         print(f"grpo: finished before, {manifest['outputs']['model']}")
         return Path(manifest["outputs"]["model"])
     refuse_missing_agent(config)
-    from stage2_grpo.doctor.command import before_run  # which itself needs this module
+    from stage2_grpo.preflight.doctor.command import before_run  # which itself needs this module
 
     questions = list(read_questions(train))
     before_run(config, run, model, questions)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from shared.models.tokenizer import Tokenizer
 from shared.records import ToolCall
-from shared.tokens import Tokenizer
 from shared.tool_calls import Parsed, parse_hermes
 from tests.shared.chatml import render
 

@@ -1,4 +1,4 @@
-"""The parts of bench/random_kills.py that need no run: whom it kills when, and what it takes for a clean end."""
+"""The parts of tests/bench/random_kills.py that need no run: whom it kills when, and what it takes for a clean end."""
 
 import json
 import subprocess
@@ -9,10 +9,19 @@ from typing import Any
 import psutil
 import pytest
 
-from bench.random_kills import PHASES, VICTIMS, Start, faults_of_end, faults_of_metrics, faults_of_order, plan, victims
-from shared import supervise
+from shared.processes import supervise
+from tests.bench.random_kills import (
+    PHASES,
+    VICTIMS,
+    Start,
+    faults_of_end,
+    faults_of_metrics,
+    faults_of_order,
+    plan,
+    victims,
+)
 from tests.processes import command_line, wait_for
-from tests.stage2_grpo.checkpoint_folder import save_steps
+from tests.stage2_grpo.checkpoints.checkpoint_folder import save_steps
 
 SENTENCE = "error: the trainer ended\n"
 

@@ -18,9 +18,9 @@ import pytest
 
 import run_pipeline
 from shared.errors import UserError
-from shared.runs import RunDirectory, begin_stage, finish_stage, read_manifest
-from shared.services import locked
-from shared.usage import read_usage
+from shared.processes.owned_process import locked
+from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, read_manifest
+from shared.runs.usage import read_usage
 
 REPO = Path(__file__).resolve().parents[1]
 RUNNER = [sys.executable, str(REPO / "run_pipeline.py")]
@@ -214,7 +214,7 @@ def test_every_command_of_the_readme_is_understood(
     assert words[0] in ("python", ".venv/bin/python")
     only_help = words[1:3] == ["run_pipeline.py", "check"]
     argv = [*words[1:], "--help"] if only_help else [*words[1:], "--dry-run", "--profile", "cpu"]
-    if {"shared.evaluate", "gate"} & {*words}:
+    if {"shared.evaluation.__main__", "gate"} & {*words}:
         run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set", f"runs_dir={tmp_path}",
              "--set", f"data.spider_dir={spider}"])  # fmt: skip
         (model := tmp_path / "model").mkdir()
@@ -227,7 +227,7 @@ def test_every_command_of_the_readme_is_understood(
     assert status == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["shared.analyse", "shared.report", "stage2_grpo"])
+@pytest.mark.parametrize("module", ["shared.evaluation.analyse", "shared.report.__main__", "stage2_grpo"])
 def test_a_command_starts_in_a_python_of_its_own(module: str) -> None:
     """Those that no other test starts: the dry runs above find all modules imported."""
     ended = subprocess.run([sys.executable, "-m", module, "--help"], cwd=REPO, capture_output=True, text=True)

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 import run_pipeline
-from shared.runs import RunDirectory, read_manifest
-from shared.usage import read_usage
+from shared.runs.manifest import RunDirectory, read_manifest
+from shared.runs.usage import read_usage
 from tests.beside import REAL_DATA
 from tests.processes import command_line, of_run, wait_for
 from tests.stage2_grpo.small_run import differing_weights, options, rows, taught_model

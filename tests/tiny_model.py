@@ -4,9 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.prompts import SYSTEM_PROMPT, TOOLS, opening_messages
+from shared.agent.prompts import SYSTEM_PROMPT, TOOLS, opening_messages
 
-TEMPLATE = Path(__file__).resolve().parents[1] / "shared" / "templates" / "chatml_tools.jinja"
+TEMPLATE = Path(__file__).resolve().parents[1] / "shared" / "models" / "chatml_tools.jinja"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 CORPUS = [
     "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"

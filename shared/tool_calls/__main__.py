@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.cli import run_main
+from shared.agent.prompts import TOOLS
+from shared.cli.command_line import run_main
 from shared.errors import UserError
-from shared.prompts import TOOLS
 from shared.tool_calls.cases import run_cases
 from shared.tool_calls.report import HEADING, table_beside, write_table
 

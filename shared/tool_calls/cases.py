@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from shared.agent.prompts import TOOLS
 from shared.errors import UserError
-from shared.prompts import TOOLS
 from shared.records import json_lines
 from shared.tool_calls.stream import Parsed, Stream, parse
 

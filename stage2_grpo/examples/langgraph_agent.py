@@ -3,7 +3,7 @@
     uv pip install --python .venv/bin/python --no-deps --require-hashes -r requirements/optional.txt
     python run_pipeline.py --set grpo.agent=stage2_grpo.examples.langgraph_agent:play
 
-Prompt and tool schemas are those that stage 1 taught (shared/prompts.py), so that the model is at home from the first step.
+Prompt and tool schemas are those that stage 1 taught (shared/agent/prompts.py), so that the model is at home from the first step.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 from pydantic import SecretStr
 
-from shared.prompts import SYSTEM_PROMPT, TOOLS
-from stage2_grpo.harness import Assignment, RecordingTools
+from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools
 
 
 async def play(task: Assignment) -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from data.prepare import prepare
-from shared.config import load_config
+from shared.config.load import load_config
+from shared.config.schema import Config
 from shared.records import Question, read_questions
-from shared.settings import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.live import snapshot
-from shared.database import Database
+from shared.sql.database import Database
 from tests.shared.examples import LIMITS
 
 TABLES = """

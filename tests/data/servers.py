@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from data.live import _DRIVERS
-from shared.services import OwnedProcess, free_port
+from shared.processes.owned_process import OwnedProcess, free_port
 
 _PLACES = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/usr/libexec"])
 

@@ -18,8 +18,8 @@ from data.check import Checked, check
 from data.prepare import prepare
 from data.sources import find_source
 from data.spider import load
-from shared import evaluate
 from shared.errors import UserError
+from shared.evaluation import __main__ as evaluate
 from shared.records import read_questions
 from tests.beside import REAL_DATA, needs_real_data
 from tests.data.conftest import ROOT, settings

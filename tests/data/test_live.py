@@ -14,8 +14,8 @@ import pytest
 
 from data import importing, live
 from data.live import _grants_writing, _plain, is_address, snapshot
-from shared.database import Database
 from shared.errors import UserError
+from shared.sql.database import Database
 from tests.data.conftest import ROOT
 from tests.data.live_examples import check_snapshot, create, foreign_key_problems
 from tests.shared.examples import LIMITS, insurance_file

@@ -11,8 +11,8 @@ import pytest
 
 from data import importing
 from data.live import _connected, snapshot
-from shared.database import Database
 from shared.errors import UserError
+from shared.sql.database import Database
 from tests.data.conftest import ROOT
 from tests.data.live_examples import check_snapshot, create, foreign_key_problems
 from tests.data.servers import given_address, mysql_server

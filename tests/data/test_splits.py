@@ -8,9 +8,9 @@ import pytest
 
 from data.demo.generate import SHARES
 from data.splits import LeakageError, choose_unseen, leakage_check, make_splits, paraphrase_groups
+from shared.config.schema import DataConfig
 from shared.errors import UserError
 from shared.records import Question
-from shared.settings import DataConfig
 from tests.data.conftest import Prepared, settings
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from data.stage import plan, run
 from shared.errors import UserError
-from shared.runs import MANIFEST, RunDirectory, read_manifest
+from shared.runs.manifest import MANIFEST, RunDirectory, read_manifest
 from tests.data.conftest import ROOT, SpiderWriter, settings
 
 SMALL = ("data.questions_per_database=6", "data.copies=0")

@@ -9,7 +9,7 @@ from typing import Any
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "shared" / "templates" / "chatml_tools.jinja"
+TEMPLATE = Path(__file__).resolve().parents[2] / "shared" / "models" / "chatml_tools.jinja"
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from shared.agent.tools import Toolbox
+from shared.config.schema import AgentConfig
+from shared.models.tokenizer import Tokenizer
 from shared.records import Episode
-from shared.settings import AgentConfig
-from shared.tokens import Tokenizer
-from shared.tools import Toolbox
 from tests.scripted_server import ScriptedModel, scripted_server
 from tests.shared.episodes import LIMITS, episode
 from tests.shared.examples import insurance, tiny_tokenizer

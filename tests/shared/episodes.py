@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from shared.agent import run_episode
-from shared.chat import ChatClient
+from shared.agent.chat_client import ChatClient
+from shared.agent.episode import run_episode
+from shared.agent.tools import Toolbox
+from shared.config.schema import AgentConfig
+from shared.models.tokenizer import Tokenizer
 from shared.records import Episode, Question, ToolCall
-from shared.settings import AgentConfig
-from shared.tokens import Tokenizer
 from shared.tool_calls import render_turn
-from shared.tools import Toolbox
 
 QUESTION = Question("q1", "insurance", "How many claims are there?", "SELECT count(*) FROM claims", "insurance.sqlite")
 LIMITS = AgentConfig(max_turns=8, max_turn_tokens=400, context_tokens=20_000, observation_tokens=200)

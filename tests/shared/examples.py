@@ -10,9 +10,9 @@ from pathlib import Path
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from shared.database import Database
-from shared.settings import SandboxConfig
-from shared.tokens import Tokenizer
+from shared.config.schema import SandboxConfig
+from shared.models.tokenizer import Tokenizer
+from shared.sql.database import Database
 
 LIMITS = SandboxConfig(timeout_seconds=0.5, max_rows=20, max_compare_rows=1000, max_result_bytes=100_000)
 

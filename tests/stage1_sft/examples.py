@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from shared.config import load_config
+from shared.config.load import load_config
+from shared.config.schema import Config
 from shared.records import Question
-from shared.settings import Config
 from tests.shared.examples import insurance_file
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
-from shared.model_folder import tool_template  # noqa: E402
+from shared.models.folder import tool_template  # noqa: E402
 from stage1_sft.base_model import BUILT_IN, resolve  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
@@ -64,7 +64,7 @@ def test_a_model_without_chatml_tokens_is_refused(tmp_path: Path, model: Path) -
 
 def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from shared.cli import run_main; from stage1_sft.base_model import resolve; "
+        "from pathlib import Path; from shared.cli.command_line import run_main; from stage1_sft.base_model import resolve; "
         f"run_main(lambda: resolve('no-such-org/no-such-model', Path({str(tmp_path)!r})))"
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}

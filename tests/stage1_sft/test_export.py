@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
-from shared.model_folder import TEMPLATE_FILE, check_model_folder, publish, tool_template  # noqa: E402
+from shared.models.folder import TEMPLATE_FILE, check_model_folder, publish, tool_template  # noqa: E402
 from stage1_sft import export  # noqa: E402
 from stage1_sft.export import merge  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402

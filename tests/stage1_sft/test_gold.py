@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from shared.database import Column, Schema, Table
+from shared.sql.database import Column, Schema, Table
 from stage1_sft.gold import Needed, mistakes, needed, tidy
 from tests.stage1_sft.examples import JOIN
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.model_folder import adapter_base, check_model_folder
+from shared.models.folder import adapter_base, check_model_folder
 from stage1_sft.base_model import BUILT_IN, planned_folder, resolve
 from tests.stage1_sft.examples import ROOT
 

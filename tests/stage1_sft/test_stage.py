@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import read_questions, write_jsonl
-from shared.runs import RunDirectory, read_manifest
-from shared.settings import Config
+from shared.runs.manifest import RunDirectory, read_manifest
 from stage1_sft import stage
 from tests.shared.examples import tokenizer_folder
 from tests.stage1_sft.examples import ROOT, questions, settings

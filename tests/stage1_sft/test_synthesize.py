@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from shared.errors import UserError
-from shared.tokens import Tokenizer
+from shared.models.tokenizer import Tokenizer
 from stage1_sft.synthesize import build, synthesize
 from stage1_sft.traces import Dropped, Trace, verify
 from tests.beside import REAL_DATA, needs_real_data

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from shared.config import load_config
+from shared.config.load import load_config
+from shared.config.schema import Config
 from shared.errors import UserError
+from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Question, ToolCall, write_jsonl
-from shared.runs import RunDirectory
-from shared.settings import Config
-from shared.tokens import Tokenizer
+from shared.runs.manifest import RunDirectory
 from stage1_sft import stage
 from stage1_sft.teacher import bill_line, lesson_file, teach
 from tests.scripted_server import Reply, answer, scripted_server
@@ -104,7 +104,7 @@ def test_a_right_answer_becomes_a_trace_and_failed_calls_are_not_trained(
 def test_what_the_judge_does_not_accept_is_tried_again_and_not_taught(
     turns: list[Any], reason: str, asked: list[Question], tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    from shared.audit.copies import make_copies
+    from shared.reward.perturbed_copies import make_copies
 
     make_copies(Path(asked[0].database), [asked[0].gold_sql], tmp_path / "copies", 3, seed=0)
     asked = [Question(**{**vars(asked[0]), "copies": str(tmp_path / "copies")})]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import load_config
+from shared.config.load import load_config
 from shared.errors import UserError
-from shared.runs import RunDirectory
-from shared.serving import vllm_server
-from shared.tokens import Tokenizer
+from shared.models.tokenizer import Tokenizer
+from shared.processes.vllm_server import vllm_server
+from shared.runs.manifest import RunDirectory
 from stage1_sft.teacher import teach
 from tests import tiny_model
 from tests.stage1_sft.examples import ROOT, questions

@@ -86,7 +86,7 @@ def test_checkpoints_count_only_when_written_to_the_end(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_the_gpu_profile_without_a_gpu_is_refused(tmp_path: Path, model: Path) -> None:
-    from shared.config import load_config
+    from shared.config.load import load_config
 
     config = load_config(ROOT / "pipeline.yaml", "gpu", ["logging.tensorboard=false"])
     with pytest.raises(UserError, match="--profile cpu"):

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from shared.database import QueryResult
+from shared.sql.database import QueryResult
 from stage1_sft.wording import answer, poor_query, search_query
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from shared.services import free_port, random_key
+from shared.processes.owned_process import free_port, random_key
 from tests.stage2_grpo.gateway import Gateway, running_gateway
 
 

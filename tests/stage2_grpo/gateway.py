@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from shared.services import OwnedProcess
+from shared.processes.owned_process import OwnedProcess
 
 MODEL = "scripted"
 

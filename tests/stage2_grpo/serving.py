@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from stage2_grpo.controller import Handler, PooledController
+from stage2_grpo.rollouts.controller import Handler, PooledController
 
 
 @contextlib.asynccontextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shared.records import read_questions
-from stage2_grpo.checkpoints import newest_step
+from stage2_grpo.checkpoints.files import newest_step
 from tests.processes import of_run, wait_for
 from tests.stage2_grpo.small_run import SETTINGS, options, taught_model, untaught_model
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 ROOT = Path(__file__).resolve().parents[2]
 ADAPTER_MODE = """
-from stage2_grpo import import_hooks
+from stage2_grpo.training import import_hooks
 
 def adapter_mode(module):
     right = module.overrides
@@ -33,7 +33,7 @@ def adapter_mode(module):
         return values
     import_hooks.replace(module, "overrides", overrides)
 
-import_hooks.install({"stage2_grpo.verl_config": adapter_mode})
+import_hooks.install({"stage2_grpo.training.verl_config": adapter_mode})
 """
 
 

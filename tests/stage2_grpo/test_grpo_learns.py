@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from shared.runs import read_manifest
-from stage2_grpo.checkpoints import saved_steps
-from stage2_grpo.safety import best_step
+from shared.runs.manifest import read_manifest
+from stage2_grpo.checkpoints.files import saved_steps
+from stage2_grpo.monitoring.tripwires import best_step
 from tests.processes import of_run
 from tests.stage2_grpo.small_run import rows
 from tests.stage2_grpo.test_grpo_end_to_end import ROOT, command

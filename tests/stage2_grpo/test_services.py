@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from shared.config import load_config
+from shared.config.load import load_config
 from shared.errors import UserError
-from shared.services import OwnedProcess, free_port
-from stage2_grpo import ray_cluster
-from stage2_grpo.rollout_agent import AgentSettings
+from shared.processes.owned_process import OwnedProcess, free_port
+from stage2_grpo.rollouts.agent import AgentSettings
 from stage2_grpo.services import (
     Rollouts,
     address_towards,
@@ -21,7 +20,8 @@ from stage2_grpo.services import (
     trainer_environment,
 )
 from stage2_grpo.stage import next_command
-from tests.stage2_grpo.scripted_gateway import KEY, scripted_gateway
+from stage2_grpo.training import ray_cluster
+from tests.stage2_grpo.rollouts.scripted_gateway import KEY, scripted_gateway
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 
@@ -65,7 +65,7 @@ def test_a_gateway_elsewhere_that_cannot_be_used_is_named_with_the_command_that_
         with pytest.raises(UserError, match=says) as refusal, gateway_and_controller(config, Path("m"), tmp_path):
             pass
     assert "agl-server host=127.0.0.1" in str(refusal.value)
-    assert f"stage2_grpo.controller --settings {tmp_path / 'agents.json'}" in str(refusal.value)
+    assert f"stage2_grpo.rollouts.controller --settings {tmp_path / 'agents.json'}" in str(refusal.value)
 
 
 def test_a_controller_that_has_died_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from shared.config import load_config
+from shared.config.load import load_config
+from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import Question, write_jsonl
-from shared.runs import RunDirectory, begin_stage, finish_stage, finished, question_file, write_json
-from shared.settings import Config
-from stage2_grpo import resume, stage
-from stage2_grpo.checkpoints import saved_steps
-from stage2_grpo.gate import probe_mark, readiness_of
-from stage2_grpo.safety import Trip
-from tests.stage2_grpo.checkpoint_folder import healthy_case, save_steps
+from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, finished, question_file, write_json
+from stage2_grpo import stage
+from stage2_grpo.checkpoints import resume
+from stage2_grpo.checkpoints.files import saved_steps
+from stage2_grpo.monitoring.tripwires import Trip
+from stage2_grpo.preflight.gate import probe_mark, readiness_of
+from tests.stage2_grpo.checkpoints.checkpoint_folder import healthy_case, save_steps
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 

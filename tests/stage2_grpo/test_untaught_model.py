@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-import shared.agent
-from shared.config import load_config
+import shared.agent.episode
+from shared.agent.prompts import TOOLS
+from shared.config.load import load_config
 from shared.errors import UserError
-from shared.prompts import TOOLS
 from shared.records import Question
 from shared.tool_calls import Parsed, parse, parse_hermes
-from stage2_grpo.follow import refuse_silent_model
-from stage2_grpo.progress import step_metrics
-from stage2_grpo.rollout_agent import RolloutTask, make_handler
+from stage2_grpo.monitoring.step_log import refuse_silent_model
+from stage2_grpo.monitoring.step_metrics import step_metrics
+from stage2_grpo.rollouts.agent import RolloutTask, make_handler
 from tests.scripted_server import ScriptedModel, scripted_server
 from tests.shared.examples import insurance_file, tiny_tokenizer, tokenizer_folder
 from tests.stage2_grpo.small_run import FENCED
@@ -45,7 +45,7 @@ def first_step(folder: Path, server: Callable[[str], Parsed]) -> dict[str, float
 def test_our_grammar_in_the_server_or_in_the_agent_makes_the_calls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Callable[[str], Parsed], agent: Callable[[str], Parsed]
 ) -> None:
-    monkeypatch.setattr(shared.agent, "parse", lambda text, tools: agent(text))
+    monkeypatch.setattr(shared.agent.episode, "parse", lambda text, tools: agent(text))
     step = first_step(tmp_path, server)
     assert (step["tool_call_rate"], step["fallback_share"], step["calls"], step["turns"]) == (0.0, 1.0, 2.0, 2.0)
     refuse_silent_model(1, step)
@@ -54,7 +54,7 @@ def test_our_grammar_in_the_server_or_in_the_agent_makes_the_calls(
 def test_the_stock_grammar_alone_makes_none_and_the_first_step_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared.agent, "parse", lambda text, tools: parse_hermes(text))
+    monkeypatch.setattr(shared.agent.episode, "parse", lambda text, tools: parse_hermes(text))
     step = first_step(tmp_path, parse_hermes)
     assert (step["tool_call_rate"], step["fallback_share"], step["calls"], step["turns"]) == (0.0, None, 0.0, 1.0)
     with pytest.raises(UserError, match="nothing to learn from"):

@@ -7,13 +7,13 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
-from shared.config import load_config
-from shared.database import Database
-from shared.prompts import TOOLS, opening_messages
+from shared.agent.prompts import TOOLS, opening_messages
+from shared.agent.tools import Toolbox
+from shared.config.load import load_config
+from shared.models.tokenizer import Tokenizer
 from shared.records import Question, ToolCall, write_jsonl
-from shared.tokens import Tokenizer
+from shared.sql.database import Database
 from shared.tool_calls import render_turn
-from shared.tools import Toolbox
 from tests.shared.examples import insurance_file
 from tests.tiny_model import save_tiny_model
 

@@ -15,8 +15,8 @@ from data.demo.query import Query, literal
 from data.demo.spec import Domain, Table, category, key
 from data.demo.values import pick
 from data.sql_form import gold_key, question_key
-from shared.database import Database
 from shared.errors import UserError
+from shared.sql.database import Database
 from tests.data.conftest import Prepared, settings
 
 

@@ -1,3 +1,0 @@
-"""Measurements, each a command of its own: `python -m bench.<name>`."""
-
-import shared  # noqa: F401  it says which Python to use where this one lacks packages

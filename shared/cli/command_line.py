@@ -1,0 +1,176 @@
+"""What every command line of the pipeline shares: the common options and the exit codes.
+
+Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 interrupted, 141 the reader of the output has
+gone (`| head`); anything else is a bug. Importing this takes the standard library alone: options are read before set-up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import re
+import select
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType, TracebackType
+
+from shared.cli.environment import is_inside
+from shared.config.schema import PROFILES, Config
+from shared.errors import UserError
+from shared.runs.manifest import MODEL_CACHE, RunDirectory
+
+READER_GONE = 128 + signal.SIGPIPE
+ROOT = Path(__file__).resolve().parents[2]
+_AGAIN_SECONDS = 0.5
+
+
+def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Parser with --config, --profile, --set, --run-name and --dry-run."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser.add_argument(
+        "--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)"
+    )
+    add_profile(parser)
+    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
+                        help="change one setting for this run, e.g. --set sft.epochs=3; may be repeated")  # fmt: skip
+    parser.add_argument("--run-name", default="main", help="folder under runs_dir (default: main)")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved plan and every path, change nothing")
+    return parser
+
+
+def add_profile(parser: argparse.ArgumentParser) -> None:
+    """Add --profile."""
+    parser.add_argument("--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu")
+
+
+def resolve(args: argparse.Namespace) -> tuple[Config, RunDirectory]:
+    """The settings and the run directory that the common options name."""
+    from shared.config.load import load_config
+
+    check_name("--run-name", args.run_name)
+    config = load_config(args.config, args.profile, args.overrides)
+    return config, RunDirectory(Path(config.runs_dir).resolve() / args.run_name)
+
+
+def carry_out(
+    args: argparse.Namespace,
+    plan: Callable[[Config, RunDirectory], list[str]],
+    work: Callable[[Config, RunDirectory], object],
+) -> None:
+    """Do a stage's work with its run locked, or with --dry-run print its plan."""
+    config, run = resolve(args)
+    if args.dry_run:
+        print("\n".join(plan(config, run)))
+        return
+
+    from shared.processes.owned_process import locked
+
+    with locked(run.path):
+        work(config, run)
+
+
+def check_name(option: str, name: str) -> None:
+    """Raise UserError unless `name` is fit to be the name of one folder and not taken by the cache of base models."""
+    if option == "--run-name" and name == MODEL_CACHE:
+        raise UserError(f"{option} {name!r} is the folder of the unpacked base models; choose another name.")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
+        raise UserError(
+            f"{option} {name!r} may hold only letters, digits, '.', '_' and '-', must start with one of the first two, and has "
+            "at most 100 characters."
+        )
+
+
+def run_main(main: Callable[[], None]) -> None:
+    """Run a command's main function and turn its ending into an exit code; SIGTERM unwinds like Ctrl-C."""
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        try:
+            _run_and_explain(main)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            print(end="", flush=True)  # here, where a reader that has gone can still be noticed
+    except OSError as error:
+        gone = isinstance(error, BrokenPipeError) and _reader_is_gone()
+        if not gone and not _disk_is_full(error):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        if not gone and not isinstance(error.__context__, SystemExit):  # else it has been told
+            _told(error)
+        sys.exit(READER_GONE if gone else 2)
+
+
+def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """`sys.excepthook` of a command whose imports come before its `run_main`."""
+    if isinstance(error, Exception) and _told(error):
+        sys.exit(2)
+    sys.__excepthook__(kind, error, trace)
+
+
+def _run_and_explain(main: Callable[[], None]) -> None:
+    try:
+        main()
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:  # whatever library was writing: torch, safetensors and sqlite have errors of their own
+        if _told(error):
+            sys.exit(2)
+        raise
+
+
+def _told(error: Exception) -> bool:
+    """Whether there is something that the user can do about an error, and it has been printed."""
+    sentence = _for_the_user(error)
+    if sentence:
+        print(f"error: {sentence}", file=sys.stderr)
+    return sentence is not None
+
+
+def _reader_is_gone() -> bool:
+    """Whether nobody reads the output any more, as after `| head`."""
+    output = select.poll()
+    output.register(sys.stdout.fileno(), 0)  # errors are always reported
+    return bool(output.poll(0))
+
+
+def _for_the_user(error: Exception) -> str | None:
+    """What the user can do about an error, or None when it is a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    if _disk_is_full(error):
+        return f"The disk is full ({error}); free some space and run the same command again, it continues where it stopped."
+    if isinstance(error, (ImportError, SyntaxError)) and not is_inside(ROOT):
+        return (
+            f"This Python ({sys.executable}) cannot run this ({error}); use {ROOT / '.venv/bin/python'}, which "
+            "`python run_pipeline.py setup` makes."
+        )
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}; check this path and its permissions."
+    return None
+
+
+def _disk_is_full(error: BaseException) -> bool:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return True
+    return any(words in str(error) for words in ("No space left on device", "os error 28", "disk is full"))
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    """Unwind, and try again until that is going on: a destructor or a library's `except` may have dropped the exception.
+
+    A coroutine that was hit and waits in its clean-up does not show that it unwinds; it is cancelled after half a second.
+    """
+    if not _is_unwinding():
+        signal.signal(signal.SIGALRM, _terminate)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _AGAIN_SECONDS)
+        raise KeyboardInterrupt
+
+
+def _is_unwinding() -> bool:
+    error = sys.exception()
+    while error and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None

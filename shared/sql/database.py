@@ -1,0 +1,215 @@
+"""A SQLite database that a model may query: schema, results, and errors it can act on.
+
+The SQL itself runs in separate small processes; shared/sql/sandbox.py says what it may do there and what stops it. Calls
+may come from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from shared.config.schema import SandboxConfig
+from shared.errors import UserError
+from shared.sql import sandbox, sandbox_official
+from shared.sql.sandbox_pool import SandboxError, SqlError, ask
+
+_UNREADABLE = "The SQL holds a character that SQLite cannot read; write plain text."
+_OFFICIAL_BYTES = 256_000_000  # of all cells of one result, by far more than any gold of Spider or BIRD returns
+
+Rows = tuple[tuple[Any, ...], ...]
+
+__all__ = ["Column", "Database", "QueryResult", "SandboxError", "Schema", "SqlError", "Table"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column as declared; `references` is "table.column" of a foreign key, or None."""
+
+    name: str
+    type: str
+    primary_key: bool
+    references: str | None
+    not_null: bool
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table or view and its columns in declared order."""
+
+    name: str
+    columns: tuple[Column, ...]
+
+    def column(self, name: str) -> Column | None:
+        """The column of that name, upper and lower case alike."""
+        return next((column for column in self.columns if column.name.lower() == name.lower()), None)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """All tables in order of creation."""
+
+    tables: tuple[Table, ...]
+
+    def table(self, name: str) -> Table | None:
+        """The table of that name, upper and lower case alike."""
+        return next((table for table in self.tables if table.name.lower() == name.lower()), None)
+
+
+@dataclass(frozen=True)
+class QueryResult:
+    """Rows of one query; `truncated` says that a row or byte cap left some out."""
+
+    columns: tuple[str, ...]
+    rows: Rows
+    truncated: bool
+
+
+class Database:
+    """One SQLite file. Raises UserError when it is missing, damaged or empty. Safe to use from several threads."""
+
+    def __init__(self, path: Path | str, limits: SandboxConfig) -> None:
+        self.path = Path(path)
+        self.limits = limits
+        if not self.path.is_file():
+            raise UserError(f"Database {self.path} does not exist; check the `database` path of the questions.")
+        with self._damage_is_the_users():
+            self._file = self._settled_file().resolve()
+            self._uri = f"{self._file.as_uri()}?mode=ro&immutable=1"
+            if not self.schema.tables:
+                raise UserError(f"Database {self.path} holds no table; check that it is the right file.")
+
+    @property
+    def name(self) -> str:
+        """File name without its ending, e.g. `concert_singer`."""
+        return self.path.stem
+
+    @cached_property
+    def schema(self) -> Schema:
+        """Tables, columns and keys; views that SQLite itself cannot resolve are left out."""
+        with self._damage_is_the_users(), contextlib.closing(sandbox.connect(self._uri)) as connection:
+            names = connection.execute(
+                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+            ).fetchall()
+            tables = [Table(name, _columns(connection, name)) for (name,) in names]
+        return Schema(tuple(table for table in tables if table.columns))
+
+    def execute(self, sql: str, max_rows: int | None = None) -> QueryResult:
+        """Run one SELECT and return at most `max_rows` rows (default: `limits.max_rows`).
+
+        Raises SqlError for everything the author of the SQL can change, UserError for a damaged file.
+        """
+        if "\0" in sql:
+            raise SqlError(_UNREADABLE)
+        if len(sql) > sandbox.MAX_SQL_LENGTH:
+            raise SqlError(
+                f"The SQL is too large, more than {sandbox.MAX_SQL_LENGTH} characters; write a shorter one.",
+                "too_large",
+            )
+        limits = self.limits
+        wanted = limits.max_rows if max_rows is None else max_rows
+        kind, *answer = ask(
+            "answer", self._uri, _encodable(sql), limits.timeout_seconds, self._mark(), wanted, limits.max_result_bytes
+        )
+        if kind == "damage":
+            raise UserError(f"Database {self.path} cannot be read ({answer[0]}); restore or replace the file.")
+        if kind != "rows":
+            raise SqlError(answer[0], kind)
+        return QueryResult(*answer)
+
+    def text_in_double_quotes(self, sql: str) -> str | None:
+        """The first "name" in `sql` that is no column, which SQLite therefore reads as a text; None if there is none."""
+        if '"' not in sql or len(sql) > sandbox.MAX_SQL_LENGTH:
+            return None
+        found = ask("unknown_name", self._uri, _encodable(sql), self.limits.timeout_seconds)
+        return found if isinstance(found, str) else None
+
+    def official(self, statements: tuple[str, ...], seconds: float, decoding: str) -> list[Rows]:
+        """Rows of statements run one after another as an official evaluator does: writing ones work, on a private copy.
+
+        Each has `seconds`; SQLite's own limits apply and no row cap. `decoding` is how text that is not UTF-8 is read:
+        "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
+        """
+        if any("\0" in sql or len(sql) > sandbox_official.MAX_SQL_LENGTH for sql in statements):
+            raise SqlError("SQLite does not read this text.")
+        answers = ask("official", self._uri, _encodable(statements), seconds, decoding, _OFFICIAL_BYTES)
+        for kind, *answer in answers:
+            if kind != "rows":
+                raise SqlError(answer[0], kind)
+            if answer[-1]:
+                raise SqlError("The result is too large to be compared.", "too_large")
+        return [rows for _, _, rows, _ in answers]
+
+    def _mark(self) -> tuple[int, ...]:
+        """Tells the states of the file apart, as far as that is possible without reading it."""
+        with self._damage_is_the_users():
+            status = self._file.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    @contextlib.contextmanager
+    def _damage_is_the_users(self) -> Iterator[None]:
+        """No model can repair a file, so a damaged one ends the run instead of counting as a wrong query."""
+        try:
+            yield
+        except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
+            raise UserError(f"Database {self.path} cannot be read ({error}); restore or replace the file.") from error
+
+    def _settled_file(self) -> Path:
+        """The file itself, or a private copy when a log beside it holds changes that an immutable read would miss."""
+        logs = [Path(f"{self.path}{ending}") for ending in ("-wal", "-journal")]
+        logs = [log for log in logs if log.is_file() and log.stat().st_size]
+        if not logs:
+            return self.path
+        folder = Path(tempfile.mkdtemp(prefix="firstcall-"))
+        weakref.finalize(self, shutil.rmtree, folder)
+        for file in (self.path, *logs):
+            shutil.copyfile(file, folder / file.name)
+        copy = folder / self.path.name
+        with contextlib.closing(sqlite3.connect(copy)) as connection:
+            connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        return copy
+
+
+def _encodable(sql: Any) -> Any:
+    """The same text or texts; SqlError when half a character in them cannot be sent to SQLite."""
+    for text in (sql,) if isinstance(sql, str) else sql:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise SqlError(_UNREADABLE) from None
+    return sql
+
+
+def _columns(connection: sqlite3.Connection, table: str) -> tuple[Column, ...]:
+    keys: dict[str, tuple[str, str | None]] = {}
+    with contextlib.suppress(sqlite3.OperationalError):  # a view of something that is gone
+        for parent, child, target in connection.execute(
+            'SELECT "table", "from", "to" FROM pragma_foreign_key_list(?)', (table,)
+        ):
+            keys.setdefault(child.lower(), (parent, target or _primary_key(connection, parent)))
+        return tuple(
+            Column(name, kind, bool(position), _reference(keys.get(name.lower())), bool(not_null))
+            for name, kind, not_null, position in connection.execute(
+                'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) WHERE hidden <> 1', (table,)
+            )
+        )
+    return ()
+
+
+def _primary_key(connection: sqlite3.Connection, table: str) -> str | None:
+    found = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk = 1", (table,)).fetchone()
+    return found[0] if found else None
+
+
+def _reference(key: tuple[str, str | None] | None) -> str | None:
+    if key is None:
+        return None
+    return f"{key[0]}.{key[1]}" if key[1] else key[0]

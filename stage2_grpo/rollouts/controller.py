@@ -1,0 +1,290 @@
+"""The pooled controller: serves the rollouts of an Agent Lightning gateway from one asyncio process.
+
+Agent Lightning's own local controller starts a Python process per rollout. This one speaks the same HTTP contract (list
+QUEUING, PATCH to RUNNING, post the reward event, PATCH to SUCCEEDED or FAILED) and runs each episode as a task, so an
+episode costs its requests and nothing else. The trainer waits for every rollout it queued and has no timeout of its
+own; hence the rule here: whatever is claimed is ended, also when an episode hangs, the gateway goes away for a while,
+the controller is told to stop, or an earlier controller was killed.
+
+    deadlines     of a model call (in the handler), an episode and a step, the last two cut here; what comes later is ignored
+    retries       only after a fault of the infrastructure, as a new attempt: the trainer reads the last attempt alone
+    isolation     an episode's exception or runaway SQL ends that episode and takes no other's thread
+    pressure      never more episodes than `concurrency` are claimed, the rest stays queued at the gateway
+    end           a stop claims nothing more, lets what runs finish for `drain_seconds`, and reports the rest as FAILED
+
+Limits: one controller per gateway, because a RUNNING rollout that is not in this process counts as left behind; the
+handler must yield to the event loop (blocking work goes through `asyncio.to_thread`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import functools
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from shared.cli.command_line import run_main
+from shared.errors import UserError
+from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler
+from stage2_grpo.rollouts.gateway_client import LONGEST_BACK_OFF, GatewayClient, Rollout
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[RolloutTask], Coroutine[Any, Any, float | None]]
+
+_TRIES = 2  # of an episode that the infrastructure ends
+_STOP_GRACE = 5.0  # seconds for the last reports after a stop
+_ALL = 1_000_000  # the gateway lists at most `limit` rollouts, oldest first
+_STOPPED = "the controller was stopped"
+_INFRASTRUCTURE = "infrastructure failure; see the log of the controller"
+
+
+class PooledController:
+    """Claims queued rollouts first in, first out, and runs at most `concurrency` episodes at a time.
+
+    The handler returns the reward of a finished episode, or None after an infrastructure failure, which is tried again.
+    After the last try, an exception or a timeout the rollout is FAILED and gets no reward event, so that it can never be
+    taken for a wrong answer.
+    """
+
+    def __init__(
+        self,
+        gateway_url: str,
+        key: str,
+        handler: Handler,
+        *,
+        concurrency: int,
+        poll_seconds: float = 0.2,
+        episode_timeout_seconds: float = 3600.0,
+        step_timeout_seconds: float = math.inf,
+        drain_seconds: float = 0.0,
+    ) -> None:
+        self._gateway = GatewayClient(gateway_url, key, poll_seconds)
+        self._key = key
+        self._handler = handler
+        self._concurrency = concurrency
+        self._poll_seconds = poll_seconds
+        self._episode_timeout = episode_timeout_seconds
+        self._step_timeout = step_timeout_seconds  # since the trainer queued it; all of a step are queued together
+        self._drain_seconds = drain_seconds
+        self._episodes: dict[str, asyncio.Task[None]] = {}  # by rollout id, until the gateway knows the ending
+        self._handlers: dict[str, asyncio.Task[float | None]] = {}  # the part of an episode that can be cut off
+        self._backlog = False  # more may be queued than there were free places
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._hurry = asyncio.Event()  # a stop was asked for twice
+        self._cutting = False  # what runs is cut off, and nothing is begun
+
+    def stop(self) -> None:
+        """Ask `run` to drain, to cancel what still runs then, report it as FAILED and return; asked twice, not to drain."""
+        if self._stopping:
+            self._hurry.set()
+        self._stopping = True
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises UserError when the gateway refuses the key; an absent gateway is waited for."""
+        async with self._gateway:
+            try:
+                await self._poll_until_stopped()
+            finally:
+                await self._shut_down()
+
+    async def _poll_until_stopped(self) -> None:
+        delay, connected = self._poll_seconds, False
+        while not self._stopping:
+            try:
+                if not connected:
+                    await self._fail_orphans()
+                    log.info("controller ready: %s, up to %d episodes at a time", self._gateway.url, self._concurrency)
+                await self._claim_queued()
+                delay, connected = self._poll_seconds, True
+            except httpx.HTTPError as error:
+                delay, connected, self._backlog = min(2 * delay, LONGEST_BACK_OFF), False, False
+                log.warning("gateway does not answer (%r); next try in %.1f s", error, delay)
+            await self._sleep(delay)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Until the next poll is due, a place frees up for waiting rollouts, or the controller must stop."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+        if not self._stopping:
+            self._wake.clear()
+
+    async def _fail_orphans(self) -> None:
+        """End what nobody runs any more: left by a killed controller, or claimed in a request whose answer was lost."""
+        for rollout in await self._gateway.list("running", _ALL):
+            if (lost := rollout["rollout_id"]) not in self._episodes:
+                await self._gateway.move(lost, "failed", error_message="left behind by an earlier controller")
+
+    async def _claim_queued(self) -> None:
+        free = self._concurrency - len(self._episodes)
+        queued = await self._gateway.list("queuing", free) if free else []
+        self._backlog = len(queued) == free
+        for rollout in queued:
+            if self._stopping:
+                return
+            claim = await self._gateway.move(rollout["rollout_id"], "running", last_attempt_id="0")
+            if claim.is_success:  # else it was deleted or ended meanwhile
+                self._episodes[rollout["rollout_id"]] = asyncio.create_task(self._conclude(claim.json()))
+
+    async def _conclude(self, rollout: Rollout) -> None:
+        """See a claimed rollout to its end, whatever that is, and tell the gateway."""
+        rollout_id = rollout["rollout_id"]
+        try:
+            attempt, outcome = await self._play(rollout)
+            if isinstance(outcome, str):
+                log.warning("rollout %s failed: %s", rollout_id, outcome)
+                await self._gateway.end(rollout_id, "failed", error_message=outcome)
+            else:
+                await self._gateway.reward(rollout_id, attempt, outcome)
+                await self._gateway.end(rollout_id, "succeeded", last_attempt_id=attempt)
+        finally:
+            del self._episodes[rollout_id]
+            if self._backlog:
+                self._wake.set()
+
+    async def _play(self, rollout: Rollout) -> tuple[str, float | str]:
+        """(attempt, reward or one sentence on why there is none)."""
+        seconds = self._seconds(rollout)
+        if seconds <= 0:
+            return "0", f"its step was over before it could start, after {self._step_timeout:g} s"
+        deadline = time.monotonic() + seconds
+        for number in range(_TRIES):
+            if self._cutting:
+                return str(number), _STOPPED
+            task = self._task(rollout, number, deadline - time.monotonic())
+            handling = self._handlers[task.rollout_id] = asyncio.create_task(self._handler(task))
+            outcome = await _outcome(task, handling, seconds)
+            del self._handlers[task.rollout_id]
+            if outcome != _INFRASTRUCTURE:
+                break
+            log.warning("rollout %s, try %d of %d: %s", task.rollout_id, number + 1, _TRIES, outcome)
+            if not task.last_try:
+                await self._gateway.begin_attempt(task.rollout_id, str(number + 1))
+        return str(number), outcome
+
+    def _seconds(self, rollout: Rollout) -> float:
+        """How long an episode may take from its claim on, by the gateway's own clock."""
+        status = rollout["status"]
+        left_of_step = self._step_timeout - (status["updated_at"] - status["created_at"])
+        return min(rollout["config"]["timeout_seconds"] or math.inf, self._episode_timeout, left_of_step)
+
+    def _task(self, rollout: Rollout, number: int, seconds: float) -> RolloutTask:
+        rollout_id, mode = rollout["rollout_id"], "train" if rollout["is_train"] else "val"
+        proxy = f"{self._gateway.url}/proxy/rollout/{rollout_id}/attempt/{number}/mode/{mode}/openai/v1"
+        return RolloutTask(
+            rollout_id=rollout_id,
+            input=rollout["input"],
+            is_train=rollout["is_train"],
+            openai_base_url=proxy,
+            key=self._key,
+            timeout_seconds=seconds,
+            last_try=number == _TRIES - 1,
+        )
+
+    async def _shut_down(self) -> None:
+        if self._drain_seconds and self._episodes:
+            log.info("draining: %d episodes have %.0f s to end", len(self._episodes), self._drain_seconds)
+            await self._wait_for_episodes(self._drain_seconds)
+        self._cutting = True
+        for handling in self._handlers.values():
+            handling.cancel()
+        self._hurry.clear()
+        for episode in await self._wait_for_episodes(_STOP_GRACE):
+            episode.cancel()
+        await asyncio.gather(*self._episodes.values(), return_exceptions=True)
+
+    async def _wait_for_episodes(self, seconds: float) -> set[asyncio.Task[None]]:
+        """The episodes that have not ended after `seconds`, or when a second stop says to hurry."""
+        hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
+        ended: asyncio.Future[Any] = asyncio.gather(*self._episodes.values(), return_exceptions=True)
+        await asyncio.wait({hurry, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        return {episode for episode in self._episodes.values() if not episode.done()}
+
+
+async def _outcome(task: RolloutTask, handling: asyncio.Task[float | None], seconds: float) -> float | str:
+    """The reward, or one sentence on why there is none. Never raises for a handler: one episode must not hurt another."""
+    finished, _ = await asyncio.wait({handling}, timeout=task.timeout_seconds)
+    if not finished:
+        handling.cancel()
+        await asyncio.wait({handling}, timeout=_STOP_GRACE)
+        return f"timed out after {seconds:g} s"
+    if handling.cancelled():
+        return _STOPPED
+    if error := handling.exception():
+        log.error("rollout %s raised", task.rollout_id, exc_info=error)
+        return f"{type(error).__name__}: {error}"
+    reward = handling.result()
+    if reward is None:
+        return _INFRASTRUCTURE
+    if not isinstance(reward, int | float) or not math.isfinite(reward):
+        return f"the reward {reward!r} is not a finite number"
+    return float(reward)
+
+
+async def serve(gateway_url: str, key: str, handler: Handler, *, concurrency: int, **options: float) -> None:
+    """Run a PooledController until SIGTERM or SIGINT; `options` are its other keyword arguments."""
+    controller = PooledController(gateway_url, key, handler, concurrency=concurrency, **options)
+    loop = asyncio.get_running_loop()
+    # A thread for the query of each episode, and as many for queries that outlive theirs (asyncio itself has cores + 4).
+    loop.set_default_executor(ThreadPoolExecutor(2 * concurrency))
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, controller.stop)
+    await controller.run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m stage2_grpo.rollouts.controller", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("--settings", type=Path, required=True, help="JSON file written by AgentSettings.save")
+    parser.add_argument("--drain", type=float, default=0.0, help="seconds that running episodes get after SIGTERM")
+    args = parser.parse_args()
+    settings = AgentSettings.load(args.settings)
+    if "AGL_KEY" not in os.environ:
+        raise UserError("AGL_KEY is not set; the controller needs the key that the gateway was started with.")
+    logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line per request
+    grpo = settings.config.grpo
+    handler = make_handler(settings.config, settings.model_folder, functools.partial(append, settings.episodes))
+    asyncio.run(
+        serve(
+            settings.gateway_url,
+            os.environ["AGL_KEY"],
+            handler,
+            concurrency=grpo.concurrency,
+            episode_timeout_seconds=grpo.episode_timeout_seconds,
+            step_timeout_seconds=grpo.step_timeout_seconds,
+            drain_seconds=args.drain,
+        )
+    )
+
+
+def append(file: Path, row: dict[str, Any]) -> None:
+    """One line in one write, so that a killed controller leaves no half line.
+
+    The file is opened anew: a start of the run that this controller outlives has put another one in its place (follow.settle).
+    """
+    with file.open("a", encoding="utf-8") as stream:
+        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,177 @@
+"""Bring your own agent: `grpo.agent: module:function` plays the episodes instead of the built-in loop.
+
+    async def function(task: Assignment) -> None:
+        answer the question with `task.tools` and the OpenAI-compatible endpoint `task.base_url`
+
+Nothing else has to be reported. Every request goes through Agent Lightning's gateway, which keeps it: the episode, with its
+turns, tokens and records, is read from there, and the submission is what the built-in agent's would be (the last ```sql
+block of the final answer, else the last query that ran). An agent that raises is lost, not wrong. Only the rollouts and
+validations of GRPO are its own: the readiness gate and every evaluation play the built-in agent.
+
+Rules for the agent: it asks for whole answers (the gateway refuses streams), starts from `shared.agent.prompts`, whose words
+stage 1 taught, runs SQL through `task.tools` alone, and keeps to `task.limits`. A prompt that outgrows the server
+(vllm.max_model_len) ends the episode, whatever the agent makes of the refusal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import re
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from shared.agent.chat_client import Completion, InfrastructureError, overflows_context, read_completion
+from shared.agent.episode import TurnReader, ending, submission
+from shared.agent.tools import Observation, Toolbox
+from shared.config.schema import AgentConfig
+from shared.errors import UserError
+from shared.models.tokenizer import Tokenizer
+from shared.records import Episode, Question, StopReason, ToolCall, Turn
+
+_ROLLOUT = re.compile(r"(.*)/proxy/rollout/([^/]+)/")
+
+
+class RecordingTools:
+    """The three tools on the question's database; `run` may be called from any thread."""
+
+    def __init__(self, toolbox: Toolbox) -> None:
+        self._toolbox = toolbox
+        self.ran: list[tuple[ToolCall, Observation]] = []
+
+    def run(self, name: str, arguments: dict[str, Any]) -> str:
+        """Run one call and return the text for the model; its mistakes come back as "Error: ..."."""
+        call = ToolCall(name, arguments)
+        observation = self._toolbox.run(call)
+        self.ran.append((call, observation))
+        return observation.text
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an agent needs for one episode."""
+
+    question: Question
+    tools: RecordingTools
+    base_url: str  # ends in /v1; the gateway chooses model and temperature
+    api_key: str = field(repr=False)
+    limits: AgentConfig
+    call_timeout_seconds: float  # of one request to the model
+
+
+Agent = Callable[[Assignment], Coroutine[Any, Any, Any]]
+
+
+def load_agent(name: str) -> Agent:
+    """The function that grpo.agent names; raises UserError when there is none."""
+    module, _, function = name.partition(":")
+    try:
+        agent = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise UserError(
+            f"Setting grpo.agent is {name!r}, which cannot be loaded ({error}); write module:function, and install what the "
+            "module imports."
+        ) from error
+    if not callable(agent):
+        raise UserError(
+            f"Setting grpo.agent is {name!r}, which is not a function; see stage2_grpo/rollouts/custom_agent.py."
+        )
+    return agent
+
+
+async def play(agent: Agent, task: Assignment, tokenizer: Tokenizer) -> Episode:
+    """Let the agent play, then read the episode from the gateway. A failing agent or gateway is an ending."""
+    start, error = time.monotonic(), ""
+    try:
+        await agent(task)
+    except Exception as failure:  # other people's code: what it raises ends this episode alone
+        error = f"{type(failure).__name__}: {failure}"
+    try:
+        requests = await _recorded(task)
+    except (httpx.HTTPError, ValueError) as failure:
+        requests, error = [], error or f"the gateway's record cannot be read: {failure!r}"
+    episode = read_episode(task.question, requests, task.tools.ran, tokenizer, error)
+    return dataclasses.replace(episode, seconds=time.monotonic() - start)
+
+
+async def _recorded(task: Assignment) -> list[dict[str, Any]]:
+    """The model requests of the rollout's latest attempt that the gateway answered, in order."""
+    found = _ROLLOUT.match(task.base_url)
+    if not found:
+        raise ValueError(f"{task.base_url} is no rollout's endpoint")
+    gateway, rollout = found.groups()
+    headers = {"Authorization": f"Bearer {task.api_key}"}
+    async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
+        answer = await http.get(f"{gateway}/api/rollouts/{rollout}/events", params={"event_type": "model_request"})
+        return [event["data"] for event in answer.raise_for_status().json()]
+
+
+def read_episode(
+    question: Question,
+    requests: Sequence[dict[str, Any]],
+    ran: Sequence[tuple[ToolCall, Observation]],
+    tokenizer: Tokenizer,
+    error: str = "",
+) -> Episode:
+    """The episode that these requests (`request`, `response`, `http_status` of each) and tool runs amount to.
+
+    A call that the agent did not run through the tools counts as failed. `error` is what the agent raised, if anything.
+    """
+    answered = [entry for entry in _last_tries(requests) if entry["http_status"] == 200]
+    reader, left, turns = TurnReader(tokenizer), list(ran), []
+    completion: Completion | None = None
+    try:
+        for entry in answered:
+            completion = read_completion(entry["response"])
+            turns.append(_with_observations(reader.read(completion), left))
+    except (KeyError, IndexError, TypeError, AttributeError) as failure:
+        error = f"{InfrastructureError.__name__}: no chat completion in the gateway's record: {failure!r}"
+    stop = _stop(requests, turns, completion, error)
+    ran_by_model = [(call, ok) for turn in turns for call, ok in zip(turn.calls, turn.ok, strict=True)]
+    queries = [call.arguments["sql"] for call, ok in ran_by_model if call.name == "execute_sql" and ok]
+    return Episode(
+        question_id=question.id,
+        turns=tuple(turns),
+        stop=stop,
+        submitted_sql=submission(stop, turns, queries[-1] if queries else None),
+        messages=_conversation(answered[: len(turns)]),
+        error=(error or "the agent asked the model nothing") if stop is StopReason.INFRASTRUCTURE else "",
+    )
+
+
+def _last_tries(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of equal conversations the last one, as the trainer keeps it: clients send a request again."""
+    return list({json.dumps(entry["request"].get("messages")): entry for entry in requests}.values())
+
+
+def _with_observations(turn: Turn, left: list[tuple[ToolCall, Observation]]) -> Turn:
+    """The turn with what its calls brought; takes those runs out of `left`."""
+    observations = []
+    for call in turn.calls:
+        match = next((run for run in left if run[0] == call), None)
+        if match:
+            left.remove(match)
+        observations.append(match[1] if match else Observation("", ok=False))
+    texts, oks = [entry.text for entry in observations], [entry.ok for entry in observations]
+    return dataclasses.replace(turn, observations=tuple(texts), ok=tuple(oks))
+
+
+def _stop(
+    requests: Sequence[dict[str, Any]], turns: Sequence[Turn], completion: Completion | None, error: str
+) -> StopReason:
+    if requests and overflows_context(requests[-1]["http_status"], json.dumps(requests[-1]["response"])):
+        return StopReason.CONTEXT_LIMIT
+    if error or not turns or completion is None:
+        return StopReason.INFRASTRUCTURE
+    return ending(turns[-1], completion.finish_reason, is_last=True) or StopReason.TURN_LIMIT
+
+
+def _conversation(answered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if not answered:
+        return []
+    return [*answered[-1]["request"].get("messages", []), answered[-1]["response"]["choices"][0]["message"]]

@@ -1,0 +1,76 @@
+"""What every process of stage 2 does before it touches VERL: Ray calls `setup` when a worker starts, the driver itself.
+
+The order matters: the patches must be in place before the first import of verl.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from stage2_grpo.training import cpu_backend, import_hooks
+
+HOOK = "stage2_grpo.training.worker_setup.setup"
+_SYNC_SECONDS = 300.0  # for one bucket of weights; the slowest seen took under ten
+
+
+def setup() -> None:
+    """Prepare this process."""
+    cpu_backend.activate()
+    patches: dict[str, import_hooks.Patch] = {
+        "agentlightning.verl.trainer": _guard_trainer,
+        "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": end_stuck_sync,
+    }
+    if importlib.util.find_spec("flash_attn") is None:
+        patches["verl.utils.attention_utils"] = _unpad_without_flash_attn
+    import_hooks.install(patches)
+    from agentlightning.verl.per_rollout_loss import register_in_worker
+
+    register_in_worker()
+
+
+def _guard_trainer(module: Any) -> None:
+    """Agent Lightning names its trainer class by hand; ours adds the weight guard and drops unrewarded episodes."""
+    from stage2_grpo.training.guarded_trainer import guarded
+
+    import_hooks.replace(
+        module, "AgentLightningRayPPOTrainer", guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
+    )
+
+
+def end_stuck_sync(module: Any) -> None:
+    """VERL's sender waits without end for a vLLM worker that failed to take the weights; the run would hang with it."""
+    sender, zmq = module.BucketedWeightSender, module.zmq
+    open_socket: Any = None
+    send: Any = None
+
+    def open_impatient_socket(self: Any) -> None:
+        open_socket(self)
+        for option in (zmq.SNDTIMEO, zmq.RCVTIMEO):  # a worker that died before it connected takes no first word
+            self.socket.setsockopt(option, int(1000 * _SYNC_SECONDS))
+        self.socket.setsockopt(zmq.LINGER, 0)  # nor may its silence keep this process from ending
+
+    async def send_or_say_why(self: Any, weights: Any) -> None:
+        try:
+            await send(self, weights)
+        except zmq.Again as error:
+            from stage2_grpo.training.guarded_trainer import WeightsOutOfSync
+
+            raise WeightsOutOfSync(
+                f"The rollout server did not take the trained weights within {_SYNC_SECONDS:.0f} s; its own error stands in the "
+                "trainer's log. LoRA must run with strategy fsdp and lora.merge=True (stage2_grpo/training/verl_config.py)."
+            ) from error
+
+    open_socket = import_hooks.replace(sender, "_init_socket", open_impatient_socket)
+    send = import_hooks.replace(sender, "async_send_weights", send_or_say_why)
+
+
+def _unpad_without_flash_attn(module: Any) -> None:
+    """VERL imports flash_attn for its unpadding helpers on every device but NPUs; its copy for NPUs is plain torch."""
+
+    def functions() -> tuple[Any, Any, Any, Any]:
+        from verl.utils.npu_flash_attn_utils import index_first_axis, pad_input, rearrange, unpad_input
+
+        return index_first_axis, pad_input, rearrange, unpad_input
+
+    import_hooks.replace(module, "_get_attention_functions", functions)

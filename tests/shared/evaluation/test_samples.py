@@ -1,0 +1,165 @@
+"""Several samples per question, and two evaluations compared."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.config.load import load_config
+from shared.config.schema import Config
+from shared.errors import UserError
+from shared.evaluation.analyse import paired_report, report, verdicts
+from shared.evaluation.metrics import Summary
+from shared.evaluation.paired_test import compare_pairs, sign_test
+from shared.evaluation.pass_at_k import in_samples, majority, pass_at_k, sample_figures
+from shared.evaluation.run import evaluate
+from shared.records import Question
+from shared.sql.database import Database
+from tests.scripted_server import answer, scripted_server
+from tests.shared.examples import LIMITS, insurance_file, tiny_tokenizer
+
+PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
+COUNT = "SELECT count(*) FROM claims"
+KINDS = "SELECT DISTINCT kind FROM policies"
+SAMPLED = ("evaluate.samples=3", "evaluate.temperature=0.7", "evaluate.bootstrap_samples=100")
+
+
+def config(*overrides: str) -> Config:
+    return load_config(PIPELINE, "cpu", overrides or SAMPLED)
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> list[Question]:
+    database = str(insurance_file(tmp_path))
+    return [
+        Question("q1", "insurance", "How many claims?", COUNT, database, difficulty="easy"),
+        Question("q2", "insurance", "Which kinds?", KINDS, database, difficulty="medium"),
+    ]
+
+
+def evaluation(folder: Path, *submitted: tuple[str, str | None, bool]) -> Path:
+    folder.mkdir(parents=True)
+    rows: dict[str, list[dict[str, Any]]] = {"episodes": [], "rewards": []}
+    for question, sql, correct in submitted:
+        rows["episodes"].append({"question_id": question, "submitted_sql": sql})
+        rows["rewards"].append({"question_id": question, "correct": correct})
+    for name, listed in rows.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    return folder
+
+
+def test_pass_at_k_is_the_share_of_draws_with_a_right_sample() -> None:
+    assert [pass_at_k(4, 1, k) for k in (1, 2, 4)] == [0.25, 0.5, 1.0]
+    assert pass_at_k(5, 0, 3) == 0.0
+    draw, samples = random.Random(0), [True, True, False, False, False, False]
+    share = sum(any(draw.sample(samples, 3)) for _ in range(20_000)) / 20_000
+    assert pass_at_k(6, 2, 3) == pytest.approx(share, abs=0.02)
+    for bad in ((2, 1, 3), (2, 3, 1), (2, 1, 0)):
+        with pytest.raises(ValueError, match="pass@"):
+            pass_at_k(*bad)
+
+
+@pytest.mark.parametrize(
+    ("results", "place"), [(["a", "b", "b"], 1), (["a", "b"], 0), ([None, "b", None], 1), ([None], None), ([], None)]
+)
+def test_the_vote_takes_the_commonest_result(results: list[str | None], place: int | None) -> None:
+    assert majority(results) == place
+
+
+def test_votes_are_about_results_and_not_about_texts(questions: list[Question], tmp_path: Path) -> None:
+    folders = [
+        evaluation(tmp_path / "1", ("q1", "SELECT 9", False), ("q2", KINDS, True)),
+        evaluation(tmp_path / "2", ("q1", COUNT, True), ("q2", "SELECT gone", False)),
+        evaluation(tmp_path / "3", ("q1", "SELECT sum(1) FROM claims", True), ("q2", None, False)),
+        evaluation(tmp_path / "4", ("q1", COUNT, True), ("q2", "SELECT 1", False)),
+    ]
+    databases = {questions[0].database: Database(questions[0].database, LIMITS)}
+    figures = sample_figures(questions, folders, databases)
+    assert figures == {"questions": 2, "samples": 4, "pass@1": 0.5, "pass@2": 0.75, "pass@4": 1.0, "majority vote": 1.0}
+
+
+def test_samples_are_played_into_folders_of_their_own(
+    questions: list[Question], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    async def play(folder: Path) -> Summary:
+        asked.append(folder.name)
+        sql = COUNT if folder.name == "sample_2" else "SELECT 9"
+        with scripted_server(lambda request: answer(f"```sql\n{sql}\n```")) as url:
+            return await evaluate(questions, url, tiny_tokenizer(), config(), folder)
+
+    summary = asyncio.run(in_samples(play, questions, config(), tmp_path / "who"))
+    assert asked == ["who", "sample_2", "sample_3"]
+    assert summary.execution_accuracy == 0.0
+    figures = json.loads((tmp_path / "who" / "samples.json").read_text())
+    assert (figures["pass@1"], figures["majority vote"]) == (pytest.approx(1 / 6), 0.0)
+    assert "pass@2" in capsys.readouterr().out
+
+
+def test_greedy_samples_are_refused(questions: list[Question], tmp_path: Path) -> None:
+    async def play(folder: Path) -> Summary:
+        raise AssertionError("played")
+
+    with pytest.raises(UserError, match=r"set evaluate\.temperature above 0"):
+        asyncio.run(in_samples(play, questions, config("evaluate.samples=2"), tmp_path))
+
+
+def test_every_rule_judges_what_was_submitted(questions: list[Question], tmp_path: Path) -> None:
+    folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", "SELECT kind FROM policies", False))
+    rows = verdicts(folder, questions, 5.0)
+    assert [(row["house"], row["spider"], row["bird"], row["soft_f1"]) for row in rows] == [
+        (False, True, True, 1.0),
+        (False, True, True, 1.0),
+    ]
+    text = report("sft", rows, config())
+    assert "2 questions on which the rules disagree" in text
+    assert "q2: house no spider yes bird yes" in text
+    assert "easy" in text
+    assert "insurance" in text
+    with pytest.raises(UserError, match="no finished evaluation"):
+        verdicts(tmp_path / "none", questions, 5.0)
+
+
+def test_the_test_suite_judges_where_variants_are_given(questions: list[Question], tmp_path: Path) -> None:
+    (tmp_path / "variant").mkdir()
+    variant = insurance_file(tmp_path / "variant", "DELETE FROM claims WHERE claim_id = 1;")
+    suite = {"insurance": [Path(questions[0].database), variant]}
+    other = dataclasses.replace(questions[1], db_id="other")
+    folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", KINDS, True))
+    rows = verdicts(folder, [questions[0], other], 5.0, lambda name: suite.get(name, ()))
+    assert [(row["spider"], row.get("testsuite")) for row in rows] == [(True, False), (True, None)]
+    text = report("sft", rows, config())
+    assert "testsuite         0.0%  (0.0% to 0.0%, n = 1)" in text
+    assert "q1: house no spider yes testsuite no bird yes" in text
+    assert "testsuite   +0.0 points" in paired_report("a", "b", rows, rows, config())
+
+
+def test_two_evaluations_are_compared_by_question(questions: list[Question], tmp_path: Path) -> None:
+    first = verdicts(evaluation(tmp_path / "a", ("q1", None, False), ("q2", KINDS, True)), questions, 5.0)
+    second = verdicts(evaluation(tmp_path / "b", ("q2", KINDS, True), ("q1", COUNT, True)), questions, 5.0)
+    text = paired_report("base", "sft", first, second, config())
+    assert "house      +50.0 points" in text
+    assert "won 1, lost 0, both right 1, neither 0" in text
+    with pytest.raises(UserError, match="share no question"):
+        paired_report("base", "sft", first[:1], second[1:], config())
+
+
+def test_pairs_count_who_won_where() -> None:
+    found = compare_pairs({"a": True, "b": True, "c": False, "x": True}, {"c": True, "b": False, "a": True, "y": True})
+    assert (found.both, found.only_first, found.only_second, found.neither, found.questions) == (1, 1, 1, 0, 3)
+    assert found.difference == 0.0
+    assert found.interval[0] <= 0 <= found.interval[1]
+
+
+@pytest.mark.parametrize(
+    ("won", "lost", "p"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (0, 5, 0.0625), (8, 2, 0.109375)]
+)
+def test_the_sign_test_is_exact(won: int, lost: int, p: float) -> None:
+    assert sign_test(won, lost) == pytest.approx(p)

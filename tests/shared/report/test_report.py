@@ -1,0 +1,237 @@
+"""The report, from what stages leave on disk."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from shared.config.load import load_config
+from shared.config.schema import Config
+from shared.errors import UserError
+from shared.evaluation.metrics import summarise
+from shared.records import Episode, Question, StopReason, ToolCall, Turn, write_jsonl
+from shared.report.__main__ import collect, markdown, table_rows, update_readme, verdict, write_report
+from shared.report.page import interval_chart, line_chart, readable
+from shared.reward.reward import Reward
+from shared.runs.manifest import RunDirectory, finish_stage, write_json
+from shared.tool_calls import render_call
+
+PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
+SQL = "SELECT count(*) FROM claims WHERE note < '<b>'"
+KINDS = ("seen_database", "unseen_database")
+FENCED = f"```json\n{json.dumps({'name': 'execute_sql', 'arguments': {'sql': SQL}})}\n```"
+QUESTIONS = [Question(f"q{i}", "shop", f"Question {i}?", SQL, "x", split_kind=KINDS[i % 2]) for i in range(40)]
+
+
+@pytest.fixture
+def config() -> Config:
+    return load_config(PIPELINE, "cpu", ["evaluate.bootstrap_samples=300"])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    directory = RunDirectory(tmp_path / "main")
+    directory.data.mkdir(parents=True)
+    write_jsonl(directory.data / "test.jsonl", QUESTIONS)
+    return directory
+
+
+def episode(question: Question, correct: bool) -> Episode:
+    call = ToolCall("execute_sql", {"sql": SQL})
+    turns = (
+        Turn(FENCED, "", (call,), (), ("Error: no such column",), (False,), 0, 300, 20, None),
+        Turn(render_call(call), "", (call,), (), ("n\n3\n(1 row)",), (True,), 1, 340, 20, True),
+        Turn("3", "3", (), (), (), (), 0, 380, 10, True),
+    )
+    function = {"name": "execute_sql", "arguments": json.dumps({"sql": SQL})}
+    messages = [
+        {"role": "system", "content": "secret system prompt"},
+        {"role": "user", "content": question.question},
+        {"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": function}]},
+        {"role": "tool", "tool_call_id": "1", "content": "3 <script>alert(1)</script>"},
+        {"role": "assistant", "content": "3"},
+    ]  # fmt: skip
+    return Episode(question.id, turns if correct else turns[1:], StopReason.ANSWERED, SQL, messages, seconds=1.5)
+
+
+def evaluated(run: RunDirectory, who: str, is_correct: Callable[[int], bool]) -> None:
+    """An evaluation as `shared.evaluation.run` leaves it."""
+    folder = run.evaluation(who)
+    folder.mkdir(parents=True)
+    answers = [is_correct(i) for i in range(len(QUESTIONS))]
+    episodes = [episode(q, right) for q, right in zip(QUESTIONS, answers, strict=True)]
+    rewards = [Reward(right, 1.0, 1.0, 1.0, float(right)) for right in answers]
+    write_jsonl(folder / "episodes.jsonl", episodes)
+    rows = zip(QUESTIONS, rewards, strict=True)
+    write_jsonl(folder / "rewards.jsonl", [{"question_id": q.id, **dataclasses.asdict(r)} for q, r in rows])
+    summary = dataclasses.asdict(summarise(episodes, rewards, QUESTIONS, samples=100))
+    write_json(folder / "summary.json", summary | {"seconds": 61.2, "tool_calls": 80})
+    finish_stage(folder, "x", seconds=62, outputs={}, model=f"/models/{who}")
+
+
+@pytest.fixture
+def whole_run(run: RunDirectory) -> RunDirectory:
+    evaluated(run, "base", lambda i: False)
+    evaluated(run, "sft", lambda i: i % 2 == 0)
+    evaluated(run, "grpo", lambda i: i % 2 == 0 or i % 5 == 0)
+    run.grpo.mkdir()
+    for step in (1, 2, 2):
+        row = {"step": step, "reward": 0.25 * step, "execution_accuracy": 0.2, "tool_call_rate": 1.0, "turns": 4.0,
+               "tokens": 900, "seconds": 60.1, "merged_share": None, "fallback_share": 0.0}  # fmt: skip
+        with (run.grpo / "metrics.jsonl").open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
+    usage = {"sft": {"seconds": 600.0, "peak_bytes": 5 * 2**30, "complete": True},
+             "grpo": {"seconds": 1200.0, "peak_bytes": 11 * 2**30, "complete": True}}  # fmt: skip
+    write_json(run.path / "usage.json", usage)
+    return run
+
+
+def test_the_table_has_a_row_per_model_and_kind_of_database(config: Config, whole_run: RunDirectory) -> None:
+    rows = table_rows(collect(config, whole_run))
+    assert [row[0] for row in rows[:3]] == ["base", "  seen databases", "  unseen databases"]
+    assert len(rows) == 9
+    sft = rows[3]
+    assert sft[0] == "after SFT"
+    assert re.fullmatch(r"50\.0% \(3\d\.\d% to 6\d\.\d%\)", sft[1])
+    assert sft[2:] == ["40", "100.0%", "33.3%", "100.0%", "2.5", "61"]
+    assert rows[4][1].startswith("100.0%")
+    assert rows[5][1].startswith("0.0%")
+
+
+def test_a_gain_on_many_questions_is_beyond_noise(config: Config, whole_run: RunDirectory) -> None:
+    sentence = verdict(collect(config, whole_run))
+    assert "GRPO changed execution accuracy by +10.0 points against SFT" in sentence
+    assert sentence.endswith("beyond noise.")
+
+
+@pytest.mark.parametrize("is_correct", [lambda i: i % 2 == 0, lambda i: i % 2 == 0 or i == 1, lambda i: i % 2 == 1])
+def test_no_real_change_is_called_noise(config: Config, run: RunDirectory, is_correct: Callable[[int], bool]) -> None:
+    evaluated(run, "sft", lambda i: i % 2 == 0)
+    evaluated(run, "grpo", is_correct)
+    assert verdict(collect(config, run)).endswith("within noise.")
+
+
+def test_an_unfinished_run_can_be_reported(config: Config, run: RunDirectory) -> None:
+    evaluated(run, "base", lambda i: False)
+    facts = write_report(config, run)
+    assert [model["who"] for model in facts["models"]] == ["base"]
+    assert "not both evaluated yet" in verdict(facts)
+    assert "GRPO, step by step" not in (run.report / "report.html").read_text()
+
+
+def test_a_run_without_evaluation_has_nothing_to_report(config: Config, run: RunDirectory) -> None:
+    with pytest.raises(UserError, match="no finished evaluation to report"):
+        write_report(config, run)
+
+
+def test_the_files_name_machine_time_memory_and_provenance(
+    config: Config, whole_run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_report(config, whole_run)
+    text = (whole_run.report / "report.md").read_text()
+    for fact in ("seed 0", "commit ", "profile cpu", "30.0 minutes", "peak memory of all processes 11.0 GiB", "cores"):
+        assert fact in text
+    assert text.count("\n| 2 | 0.500 |") == 1, "a repeated step counts once"
+    assert "after GRPO" in capsys.readouterr().out
+
+
+def test_the_page_is_whole_and_escapes_what_the_model_wrote(config: Config, whole_run: RunDirectory) -> None:
+    write_report(config, whole_run)
+    html = (whole_run.report / "report.html").read_text()
+    assert "<script" not in html
+    assert "3 &lt;script&gt;alert(1)" in html
+    assert "secret system prompt" not in html
+    assert not re.findall(r"(?:src|href)=|url\(|https?://", html)
+    assert html.count("<svg") == 1 + 4, "accuracy, and each figure that the steps have"
+    assert "recovers from an error" in html
+    assert "wrong answer" in html
+    checker = _Balance()
+    checker.feed(html)
+    assert checker.open == []
+
+
+def test_the_report_says_how_each_model_wrote_its_calls(config: Config, whole_run: RunDirectory) -> None:
+    """Half of the SFT model's episodes have a fenced call before the canonical one and the answer."""
+    calls = collect(config, whole_run)["calls"]
+    forms = ["hermes", "fenced", "no call"]
+    assert calls["header"] == ["model", "texts", *forms, "calls, stock Hermes grammar", "calls, qwen25_coder"]
+    assert calls["rows"][:2] == [
+        ["base", "80", "50.0%", "0.0%", "50.0%", "40", "40"],
+        ["after SFT", "100", "40.0%", "20.0%", "40.0%", "40", "60"],
+    ]
+    write_report(config, whole_run)
+    for name in ("report.md", "report.html"):
+        assert "How calls were written" in (whole_run.report / name).read_text()
+
+
+def test_the_readme_block_is_replaced_and_nothing_else(config: Config, whole_run: RunDirectory, tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("# Title\n<!-- results -->\nold\n<!-- /results -->\nrest\n")
+    facts = collect(config, whole_run)
+    for _ in range(2):
+        update_readme(readme, facts)
+    text = readme.read_text()
+    assert text.startswith("# Title\n<!-- results -->\n| model |")
+    assert text.endswith("<!-- /results -->\nrest\n")
+    assert "old" not in text
+    readme.write_text("no markers")
+    with pytest.raises(UserError, match="lacks the markers"):
+        update_readme(readme, facts)
+
+
+def test_markdown_tables_are_regular(config: Config, whole_run: RunDirectory) -> None:
+    text = markdown(collect(config, whole_run))
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        assert len({line.count("|") for line in block.splitlines()}) == 1
+
+
+@pytest.mark.parametrize("values", [[], [None], [0.0], [1.0, 1.0], [0.1, -3.0, 1e6]])
+def test_charts_stay_inside_their_frame(values: list[float | None]) -> None:
+    chart = line_chart([{"step": i, "reward": value} for i, value in enumerate(values, 1)], "reward")
+    if not [value for value in values if value is not None]:
+        assert chart is None
+        return
+    places = re.findall(r'cx="([\d.-]+)" cy="([\d.-]+)"', chart or "")
+    assert len(places) == len(values)
+    assert all(0 <= float(x) <= 300 and 0 <= float(y) <= 110 for x, y in places)
+
+
+def test_an_interval_chart_names_every_model() -> None:
+    part = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 10}
+    chart = interval_chart([{"label": "base", "all": part}, {"label": "after SFT", "all": part}])
+    assert chart.count("50.0%") == 2
+    assert "after SFT" in chart
+
+
+def test_calls_are_shown_readably_even_with_broken_arguments() -> None:
+    def message(arguments: str) -> dict[str, object]:
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "f", "arguments": arguments}}],
+        }
+
+    assert readable([message('{"a": "x", "b": 2}')]) == [("assistant", "→ f(x, 2)")]
+    assert readable([message('{"a')]) == [("assistant", '→ f({"a)')]
+
+
+class _Balance(HTMLParser):
+    """Which tags are still open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta",):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: object) -> None:
+        """Closed at once."""

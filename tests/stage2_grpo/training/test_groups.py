@@ -1,0 +1,24 @@
+"""Groups gated on the binary outcome: dense rewards alone teach nothing."""
+
+import pytest
+
+from stage2_grpo.training.group_filter import gate_on_outcome
+
+
+def test_a_group_that_is_all_wrong_or_all_right_is_flattened() -> None:
+    rewards = [0.1, 0.2, 1.0, 0.1, 1.0, 0.5]
+    groups = ["wrong", "wrong", "mixed", "mixed", "right", "right"]
+    gated = gate_on_outcome(rewards, groups)
+    assert gated[:2] == [pytest.approx(0.15)] * 2
+    assert gated[0] == gated[1]
+    assert gated[2:4] == [1.0, 0.1]
+    assert gated[4:] == [0.75, 0.75]
+    assert sum(gated) == pytest.approx(sum(rewards))
+
+
+def test_members_of_a_group_need_not_stand_together() -> None:
+    assert gate_on_outcome([0.0, 1.0, 0.2, 0.0], ["a", "b", "a", "b"]) == [0.1, 1.0, 0.1, 0.0]
+
+
+def test_no_episode_no_group() -> None:
+    assert gate_on_outcome([], []) == []
