@@ -125,9 +125,9 @@ def main() -> None:
         print(f"fault: {fault}")
     print(f"{clean} of {len(kills)} kills ended clean; steps 1..{args.steps} continuous: {'no' if faults else 'yes'}")
     if faults or clean < len(kills):
-        print(f"the run is kept in {tests.bench.folder}")
+        print(f"the run is kept in {bench.folder}")
         sys.exit(1)
-    shutil.rmtree(tests.bench.folder)
+    shutil.rmtree(bench.folder)
 
 
 def plan(kills: int, seed: int) -> list[Kill]:
