@@ -150,7 +150,7 @@ def trainer(config: Config, folder: Path, rollouts: Rollouts, questions: tuple[P
     """Start the trainer process on (train, validation) questions."""
     with _private_ray(folder, wanted=config.grpo.ray_address is None) as ray:
         process = OwnedProcess(
-            [sys.executable, "-m", "stage2_grpo.training.__main__", str(rollouts.settings_file), *map(str, questions)],
+            [sys.executable, "-m", "stage2_grpo.training", str(rollouts.settings_file), *map(str, questions)],
             name="the trainer",
             log=folder / "logs" / "trainer.log",
             env=trainer_environment(config, folder, rollouts.key) | ray,

@@ -114,7 +114,7 @@ def test_the_command_ends_with_the_agreements(
     tmp_path: Path, databases: Path, suite: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = ["--verdicts", str(cases_file(tmp_path, case(COUNT)))]
-    command = [sys.executable, "-m", "shared.evaluation.__main__", *options]
+    command = [sys.executable, "-m", "shared.evaluation", *options]
     done = subprocess.run([*command, "--databases", str(databases), "--testsuite", str(suite)], capture_output=True)
     assert (done.returncode, done.stdout) == (0, b"spider 1/1 bird 1/1 testsuite 1/1\n")
     monkeypatch.setattr(sys, "argv", ["evaluate", *options])

@@ -67,7 +67,7 @@ def test_a_real_model_is_served_and_evaluated_also_after_a_kill_9(
     command = [
         sys.executable,
         "-m",
-        "shared.evaluation.__main__",
+        "shared.evaluation",
         "--model",
         str(model),
         "--name",
