@@ -72,6 +72,11 @@ def test_grants_of_mysql_are_read(grant: str, writing: bool) -> None:
     assert _grants_writing(grant) is writing
 
 
+def test_an_unsupported_database_is_named_before_any_package_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mssql:// is not supported; give an address that begins with postgresql"):
+        snapshot("mssql+pyodbc://me@host/x", tmp_path)
+
+
 @pytest.mark.skipif(INSTALLED, reason="SQLAlchemy is installed")
 def test_without_sqlalchemy_the_way_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"needs SQLAlchemy .* install .*requirements/live\.txt"):
