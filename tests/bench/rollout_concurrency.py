@@ -29,8 +29,8 @@ from shared.processes.owned_process import OwnedProcess, free_port
 from shared.processes.vllm_server import server_argv, server_environment
 from shared.records import JsonlTail, Question, read_questions
 from shared.runs.manifest import question_file
+from stage2_grpo.inputs import starting_model
 from stage2_grpo.services import Rollouts, gateway_and_controller, register
-from stage2_grpo.stage import starting_model
 
 _ENOUGH = 0.95  # of the most tokens per second
 _POLL_SECONDS = 0.5
