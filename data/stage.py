@@ -8,7 +8,6 @@ from typing import Any
 
 from data.prepare import prepare
 from data.sources import find_source
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import read_questions
@@ -91,7 +90,7 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
     """The folder counts too: questions name their databases by absolute path."""
     source = _source(config)
     return fingerprint(
-        version=VERSION, data=to_dict(config.data), sandbox=to_dict(config.sandbox), seed=config.seed,
+        version=VERSION, settings=config.part_of("data"),
         folder=str(run.data), **({"source": source} if source else {}), **_avoided(config),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.config.schema import PROFILES
+from shared.config.device import PROFILES
 
 REPO = Path(__file__).resolve().parents[1]
 FOLDERS = ("tests.bench", "data", "shared", "stage1_sft", "stage2_grpo")

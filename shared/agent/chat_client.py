@@ -104,15 +104,21 @@ class ChatClient:
             raise InfrastructureError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
 
     async def complete(
-        self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], max_tokens: int, temperature: float
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]],
+        max_tokens: int,
+        temperature: float | None,
     ) -> Completion:
         """The next assistant turn. Raises ContextOverflow or InfrastructureError."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
             "max_tokens": max_tokens,
-            "temperature": temperature,
         }
+        if temperature is not None:
+            body["temperature"] = temperature
         if tools:
             body["tools"] = list(tools)
         if self._return_token_ids:

@@ -43,9 +43,9 @@ async def run_episode(
     chat: ChatClient,
     tokenizer: Tokenizer,
     limits: AgentConfig,
-    temperature: float,
+    temperature: float | None,
 ) -> Episode:
-    """Play one episode. A failing endpoint or a damaged database is an ending (`INFRASTRUCTURE`), not an exception."""
+    """Play one episode; with `temperature` None the server chooses. A failing endpoint or a damaged database is an ending (`INFRASTRUCTURE`), not an exception."""
     start = time.monotonic()
     run = _Run(question, toolbox, chat, tokenizer, limits)
     error = ""
@@ -99,7 +99,7 @@ class _Run:
             + self._tokens(message["content"] for message in self.messages)
         )
 
-    async def play(self, temperature: float) -> StopReason:
+    async def play(self, temperature: float | None) -> StopReason:
         """Turn after turn until one is the last."""
         while True:
             room = self._limits.context_tokens - self._next_prompt_tokens

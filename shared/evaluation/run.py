@@ -24,7 +24,6 @@ from typing import Any
 
 from shared.agent.chat_client import API_KEY, ChatClient, InfrastructureError
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import Summary, percent, summarise
@@ -174,13 +173,7 @@ def _recorded(
 
 def evaluation_mark(questions: Sequence[Question], config: Config, **subject: Any) -> str:
     """Fingerprint of all that an evaluation of `subject` depends on; how fast or how patiently it runs is left out."""
-    values = to_dict(config)
-    rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
-    server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
-    played = {key: value for key, value in values["evaluate"].items() if key not in ("concurrency", "questions")}
-    asked = [dataclasses.asdict(question) for question in questions]
-    shared = {key: values[key] for key in ("seed", "agent", "sandbox")}
-    settings = {**shared, **rewards, **server, **played}
+    asked, settings = [dataclasses.asdict(question) for question in questions], config.part_of("evaluation")
     return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
 
 

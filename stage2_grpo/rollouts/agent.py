@@ -5,7 +5,7 @@ two ways: `make_handler` for the pooled controller, where many episodes share on
 Lightning's own controllers (local process or Kubernetes job), which start one process per rollout and read everything
 from environment variables; `python -m stage2_grpo.rollouts.agent` runs it.
 
-The sampling temperature is the gateway's (`default_proxy`); what the agent asks for is overridden there.
+The gateway sets the sampling temperature (`default_proxy`), so the agent asks for none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from shared.agent.chat_client import ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.tools import Toolbox
 from shared.cli.command_line import run_main
-from shared.config.load import config_from_dict, to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
@@ -60,7 +59,7 @@ class AgentSettings:
     episodes: Path  # JSONL, one line per finished episode, appended by the pooled controller
 
     def save(self, path: Path) -> None:
-        write_json(path, {**dataclasses.asdict(self), "config": to_dict(self.config)})
+        write_json(path, {**dataclasses.asdict(self), "config": self.config.model_dump()})
 
     @staticmethod
     def load(path: Path) -> AgentSettings:
@@ -69,7 +68,7 @@ class AgentSettings:
             return AgentSettings(
                 gateway_url=values["gateway_url"],
                 model_folder=Path(values["model_folder"]),
-                config=config_from_dict(values["config"]),
+                config=Config.model_validate(values["config"]),
                 episodes=Path(values["episodes"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -115,7 +114,7 @@ class EpisodeRunner:
                 chat=chat,
                 tokenizer=self._tokenizer,
                 limits=limits,
-                temperature=grpo.temperature,
+                temperature=None,
             )
 
     def _database(self, path: str) -> Database:
