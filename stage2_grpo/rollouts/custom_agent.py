@@ -132,13 +132,11 @@ def read_episode(
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         error = f"{InfrastructureError.__name__}: no chat completion in the gateway's record: {failure!r}"
     stop = _stop(requests, turns, completion, error)
-    ran_by_model = [(call, ok) for turn in turns for call, ok in zip(turn.calls, turn.ok, strict=True)]
-    queries = [call.arguments["sql"] for call, ok in ran_by_model if call.name == "execute_sql" and ok]
     return Episode(
         question_id=question.id,
         turns=tuple(turns),
         stop=stop,
-        submitted_sql=submission(stop, turns, queries[-1] if queries else None),
+        submitted_sql=submission(stop, turns),
         messages=_conversation(answered[: len(turns)]),
         error=(error or "the agent asked the model nothing") if stop is StopReason.INFRASTRUCTURE else "",
     )
