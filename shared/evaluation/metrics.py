@@ -81,9 +81,9 @@ def summarise(
         infrastructure_failures=len(episodes) - len(kept),
         execution_accuracy=mean(correct),
         interval=bootstrap_interval(correct, samples, seed) if correct else None,
-        tool_call_rate=mean(_calls_readably(episode) for episode in kept if _text_known(episode.turns)),
-        fallback_share=_fallback_share(turns),
-        merged_share=mean(float(turn.merged) for turn in turns if turn.merged is not None),
+        tool_call_rate=tool_call_rate(kept),
+        fallback_share=fallback_share(turns),
+        merged_share=merged_share(turns),
         mean_turns=mean(float(len(episode.turns)) for episode in kept),
         mean_completion_tokens=mean(float(sum(t.completion_tokens for t in episode.turns)) for episode in kept),
         mean_prompt_tokens=mean(float(episode.turns[-1].prompt_tokens) for episode in kept if episode.turns),
@@ -105,19 +105,23 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
 
-def _text_known(turns: Sequence[Turn]) -> bool:
-    return any(turn.hermes_calls is not None for turn in turns)
+def tool_call_rate(episodes: Iterable[Episode]) -> float | None:
+    """Share of the episodes with at least one call that the stock Hermes grammar reads; those without text do not count."""
+    hermes = [[turn.hermes_calls for turn in episode.turns if turn.hermes_calls is not None] for episode in episodes]
+    return mean(float(any(calls)) for calls in hermes if calls)
 
 
-def _calls_readably(episode: Episode) -> float:
-    return float(any(turn.hermes_calls for turn in episode.turns))
-
-
-def _fallback_share(turns: Iterable[Turn]) -> float | None:
+def fallback_share(turns: Iterable[Turn]) -> float | None:
+    """Share of the executed calls that the stock Hermes grammar does not read."""
     known = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
     executed = sum(calls for calls, _ in known)
     unseen = sum(max(0, calls - hermes) for calls, hermes in known)
     return unseen / executed if executed else None
+
+
+def merged_share(turns: Iterable[Turn]) -> float | None:
+    """Share of the turns after the first whose prompt continues the tokens before it."""
+    return mean(float(turn.merged) for turn in turns if turn.merged is not None)
 
 
 def _accuracy_by(
