@@ -50,8 +50,8 @@ class ServerWatch:
         for address, since in self._dead_since.items():
             if now - since >= self._patience:
                 raise UserError(
-                    f"The rollout server (vLLM) at {address} has died, most likely for lack of memory; the end of "
-                    f"{self._log} shows why; {advice}."
+                    f"The rollout server (vLLM) at {address} has died, most likely for lack of memory; see the end "
+                    f"of {self._log}; {advice}."
                 )
 
 

@@ -6,18 +6,17 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tqdm import tqdm
 
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import MetricsLog
 from shared.processes.owned_process import OwnedProcess
-from shared.records import JsonlTail, write_jsonl
+from shared.records import Episode, JsonlTail, episode_from_row, write_jsonl
+from shared.runs.metrics_log import MetricsLog
 from stage2_grpo.monitoring.step_metrics import step_line, step_metrics, validation_line, validation_metrics
 from stage2_grpo.monitoring.tripwires import Row
-from stage2_grpo.rollouts.agent import EpisodeRow
 
 _POLL_SECONDS = 0.5
 
@@ -29,7 +28,7 @@ def stream_steps(config: Config, folder: Path, process: OwnedProcess, last: int,
     """
     trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
     episode_rows.new_rows()  # of an interrupted run
-    played: defaultdict[tuple[str, int], list[EpisodeRow]] = defaultdict(list)  # by split and step
+    played: defaultdict[tuple[str, int], list[Episode]] = defaultdict(list)  # by split and step
     with (
         MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL writes to wandb itself
         tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
@@ -38,8 +37,8 @@ def stream_steps(config: Config, folder: Path, process: OwnedProcess, last: int,
         while alive:
             alive = process.running  # read first, so that the last rows are still picked up
             rows = trainer_rows.new_rows()  # before the episodes, so that a step's episodes are there with its row
-            for episode in cast(list[EpisodeRow], episode_rows.new_rows()):
-                played[episode["split"], episode["step"] or 0].append(episode)
+            for episode in map(episode_from_row, episode_rows.new_rows()):
+                played[episode.split, episode.step or 0].append(episode)
                 bar.update()
             for row in rows:
                 step, data = row["step"], row["data"]
@@ -77,8 +76,10 @@ def reconcile_logs(config: Config, folder: Path, saved: int) -> list[Row]:
     made = {row["step"]: row["data"] for row in trainer_rows if _is_step(row["data"])}
     with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
         for step in range(max((row["step"] for row in kept["metrics.jsonl"]), default=0) + 1, saved + 1):
-            played = [row for row in kept["episodes.jsonl"] if row.get("step") == step]
-            train, validation = ([row for row in played if row["split"] == split] for split in ("train", "val"))
+            played = [episode_from_row(row) for row in kept["episodes.jsonl"] if row.get("step") == step]
+            train, validation = (
+                [episode for episode in played if episode.split == split] for split in ("train", "val")
+            )
             if step in made or (step == saved and train):  # the trainer saves a step before it writes its row
                 values = step_metrics(made.get(step, {}), train, config.grpo.concurrency)
                 log.log(step, values | (validation_metrics(validation) if validation else {}))

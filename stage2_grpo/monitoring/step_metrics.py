@@ -1,18 +1,17 @@
 """The figures of one GRPO step or validation, from what the trainer and the controller recorded, and their printed lines.
 
-The trainer appends its metrics to a JSONL file, one row per step. The controller appends one row per episode
-(`stage2_grpo.rollouts.agent.EpisodeRow`), which names its step. Shares over episodes are defined in shared/evaluation/metrics.py.
+The trainer appends its metrics to a JSONL file, one row per step. The controller appends one row per episode, which names
+its step. The figures of episodes are defined in shared/evaluation/metrics.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.evaluation.metrics import fallback_share, mean, merged_share, percent, tool_call_rate
-from stage2_grpo.rollouts.agent import EpisodeRow, episode_of
+from shared.evaluation.metrics import percent, summarise
+from shared.records import Episode
 
 _TRAINER_KEYS = {
     "seconds": "timing_s/step",
@@ -27,64 +26,56 @@ _TRAINER_KEYS = {
     "server_moved": "guard/server_moved",
 }
 _UPDATE_PHASES = ("old_log_prob", "ref", "adv", "update_actor")
-_LOST = "training/n_unrewarded_rollouts"
 
 
-def step_metrics(trainer: Mapping[str, Any], rows: Sequence[EpisodeRow], concurrency: int) -> dict[str, float | None]:
+def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Episode], concurrency: int) -> dict[str, float | None]:
     """The figures of one step: what the trainer measured and what its episodes did.
 
-    Infrastructure failures are only counted. They include rollouts that never started, which have no row. A group is
-    mixed when it has right and wrong episodes. A figure with nothing to count is None.
+    Lost episodes are those without a reward. They include rollouts that never started, which have no record.
     """
-    judged = [(episode_of(row), row["reward"]) for row in rows if row["reward"]]
-    episodes = [episode for episode, _ in judged]
-    turns = [turn for episode in episodes for turn in episode.turns]
-    outcomes: defaultdict[str, set[bool]] = defaultdict(set)
-    for episode, reward in judged:
-        outcomes[episode.question_id].add(reward["correct"])
-    tokens = [float(sum(turn.completion_tokens for turn in episode.turns)) for episode in episodes]
+    played = summarise(episodes)
     values: dict[str, float | None] = {
-        "reward": mean(reward["total"] for _, reward in judged),
-        "execution_accuracy": mean(float(reward["correct"]) for _, reward in judged),
-        "tool_call_rate": tool_call_rate(episodes),
-        "fallback_share": fallback_share(turns),
-        "merged_share": merged_share(turns),
-        "calls": float(sum(len(turn.calls) for turn in turns)),
-        "turns": mean(float(len(episode.turns)) for episode in episodes),
-        "tokens": sum(tokens),
-        "episode_tokens": mean(tokens),
-        "mixed_groups": mean(float(len(seen) > 1) for seen in outcomes.values()),
-        "episodes": float(len(judged)),
-        "lost_episodes": float(trainer.get(_LOST, len(rows) - len(judged))),
+        "reward": played.mean_reward,
+        "execution_accuracy": played.execution_accuracy,
+        "tool_call_rate": played.tool_call_rate,
+        "fallback_share": played.fallback_share,
+        "merged_share": played.merged_share,
+        "calls": float(played.tool_calls),
+        "turns": played.mean_turns,
+        "tokens": (played.mean_completion_tokens or 0.0) * played.n,
+        "episode_tokens": played.mean_completion_tokens,
+        "mixed_groups": played.mixed_share,
+        "episodes": float(played.n),
+        "lost_episodes": float(trainer.get("training/n_unrewarded_rollouts", played.infrastructure_failures)),
     }
     for name, key in _TRAINER_KEYS.items():
         if key in trainer:  # VERL's file logger writes null for a number that is not finite
             values[name] = math.nan if trainer[key] is None else float(trainer[key])
-    return values | time_shares(trainer, rows, concurrency)
+    return values | time_shares(trainer, episodes, concurrency)
 
 
-def time_shares(trainer: Mapping[str, Any], rows: Sequence[EpisodeRow], concurrency: int) -> dict[str, float]:
+def time_shares(trainer: Mapping[str, Any], episodes: Sequence[Episode], concurrency: int) -> dict[str, float]:
     """Shares of a step's seconds, which add up to 1; empty without VERL's `timing_s/step`.
 
     vLLM plays the episodes, then the trainer updates and syncs the weights. During the rollout each of up to
     grpo.concurrency places is busy or empty. `rollout` and `reward` average over these places; `idle` is the rest.
     """
     step = trainer.get("timing_s/step", 0.0)
-    if not step or not rows:
+    if not step or not episodes:
         return {}
-    place_seconds = step * min(concurrency, len(rows))
+    place_seconds = step * min(concurrency, len(episodes))
     shares = {
-        "rollout_share": sum(row["seconds"] for row in rows) / place_seconds,
-        "reward_share": sum(row["reward_seconds"] for row in rows) / place_seconds,
+        "rollout_share": sum(episode.seconds for episode in episodes) / place_seconds,
+        "reward_share": sum(episode.reward_seconds for episode in episodes) / place_seconds,
         "update_share": sum(trainer.get(f"timing_s/{name}", 0.0) for name in _UPDATE_PHASES) / step,
         "sync_share": trainer.get("timing_s/update_weights", 0.0) / step,
     }
     return {**shares, "idle_share": max(0.0, 1.0 - sum(shares.values()))}
 
 
-def validation_metrics(rows: Sequence[EpisodeRow]) -> dict[str, float | None]:
+def validation_metrics(episodes: Sequence[Episode]) -> dict[str, float | None]:
     """What metrics.jsonl records of a validation."""
-    values = step_metrics({}, rows, concurrency=1)
+    values = step_metrics({}, episodes, concurrency=1)
     return {f"validation_{name}": values[name] for name in ("reward", "execution_accuracy", "episodes")}
 
 
@@ -105,9 +96,9 @@ def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
     )
 
 
-def validation_line(step: int, rows: Sequence[EpisodeRow]) -> str:
+def validation_line(step: int, episodes: Sequence[Episode]) -> str:
     """A validation as one line."""
-    values = step_metrics({}, rows, concurrency=1)
+    values = step_metrics({}, episodes, concurrency=1)
     return (
         f"validation after step {step}  reward {_figure(values['reward'], '.3f')}  accuracy "
         f"{percent(values['execution_accuracy'])}  tool calls {percent(values['tool_call_rate'])}  "

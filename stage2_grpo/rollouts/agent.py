@@ -16,9 +16,9 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any
 
 import httpx
 
@@ -30,8 +30,8 @@ from shared.config.load import config_from_dict, to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
-from shared.records import Episode, Message, Question, StopReason, episode_from_row
-from shared.reward.reward import Reward, judge
+from shared.records import Episode, Question, Reward, StopReason
+from shared.reward.reward import judge
 from shared.runs.manifest import write_json
 from shared.sql.database import Database
 from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools, load_agent, play
@@ -52,28 +52,6 @@ class RolloutTask:
     last_try: bool = True  # no further attempt follows an infrastructure failure
 
 
-class EpisodeRow(TypedDict):
-    """One line of grpo/episodes.jsonl: the fields of an `Episode`, as evaluations write them, and those of its rollout."""
-
-    question_id: str
-    turns: list[dict[str, Any]]
-    stop: str
-    submitted_sql: str | None
-    messages: list[Message]
-    error: str
-    seconds: float  # without judging
-    rollout_id: str
-    split: Literal["train", "val"]
-    step: int | None  # of the trainer; for a validation the step before it; None where no trainer asks
-    reward: dict[str, Any] | None  # the fields of a Reward; None after an infrastructure failure
-    reward_seconds: float
-
-
-def episode_of(row: EpisodeRow) -> Episode:
-    """The episode in a row."""
-    return episode_from_row({name.name: cast(Any, row)[name.name] for name in dataclasses.fields(Episode)})
-
-
 @dataclass(frozen=True)
 class AgentSettings:
     """The file that stage 2 writes and that trainer, controller and agents read. It never holds the gateway's key."""
@@ -81,7 +59,7 @@ class AgentSettings:
     gateway_url: str
     model_folder: Path  # for its tokenizer
     config: Config
-    episodes: Path  # JSONL of EpisodeRow, appended by the pooled controller
+    episodes: Path  # JSONL of Episode, appended by the pooled controller
 
     def save(self, path: Path) -> None:
         write_json(path, {**dataclasses.asdict(self), "config": to_dict(self.config)})
@@ -116,8 +94,8 @@ class EpisodeRunner:
         self._databases: dict[str, Database] = {}
         self._agent = load_agent(config.grpo.agent) if config.grpo.agent else None
 
-    async def run(self, question: Question, openai_base_url: str, key: str) -> tuple[Episode, Reward | None]:
-        """The episode and its reward; no reward after an infrastructure failure."""
+    async def run(self, question: Question, openai_base_url: str, key: str) -> Episode:
+        """The judged episode; it has no reward after an infrastructure failure."""
         limits, grpo = self._config.agent, self._config.grpo
         if question.database not in self._databases:
             self._databases[question.database] = Database(question.database, self._config.sandbox)
@@ -138,14 +116,16 @@ class EpisodeRunner:
                     temperature=grpo.temperature,
                 )
         if episode.stop is StopReason.INFRASTRUCTURE:
-            return episode, None
-        return episode, await asyncio.to_thread(judge, question, episode, database, grpo)
+            return episode
+        started = time.monotonic()
+        reward = await asyncio.to_thread(judge, question, episode, database, grpo)
+        return replace(episode, reward=reward, reward_seconds=time.monotonic() - started)
 
 
 def make_handler(
-    config: Config, model_folder: Path, record: Callable[[EpisodeRow], None]
+    config: Config, model_folder: Path, record: Callable[[Episode], None]
 ) -> Callable[[RolloutTask], Coroutine[Any, Any, Reward | None]]:
-    """A handler for the pooled controller; `record` gets one row per episode, lost ones included.
+    """A handler for the pooled controller; `record` gets every episode, lost ones included.
 
     An attempt that another one follows leaves no row, nor does a rollout whose step ended before it could start.
     """
@@ -153,23 +133,16 @@ def make_handler(
 
     async def handle(task: RolloutTask) -> Reward | None:
         question = question_of(task.input)
-        started, played, reward = time.monotonic(), None, None
+        cut_off = Episode(question.id, (), StopReason.INFRASTRUCTURE, None, error="cut off; see the log")
+        started, episode = time.monotonic(), cut_off
         try:
-            played, reward = await runner.run(question, task.openai_base_url, task.key)
+            episode = await runner.run(question, task.openai_base_url, task.key)
         finally:
-            seconds = time.monotonic() - started
-            if reward or not played or task.last_try:
-                cut_off = Episode(question.id, (), StopReason.INFRASTRUCTURE, None, [], "cut off; see the log", seconds)
-                episode = played or cut_off
-                rollout = {
-                    "rollout_id": task.rollout_id,
-                    "split": "train" if task.is_train else "val",
-                    "step": task.input.get("step"),
-                    "reward": dataclasses.asdict(reward) if reward else None,
-                    "reward_seconds": round(seconds - episode.seconds, 3) if reward else 0.0,
-                }
-                record(cast(EpisodeRow, dataclasses.asdict(episode) | rollout))
-        return reward
+            if episode is cut_off or episode.reward or task.last_try:
+                split, step = "train" if task.is_train else "val", task.input.get("step")
+                seconds = episode.seconds or time.monotonic() - started
+                record(replace(episode, rollout_id=task.rollout_id, split=split, step=step, seconds=seconds))
+        return episode.reward
 
     return handle
 
@@ -196,12 +169,12 @@ class SqlAgent:
         settings_file, row, base_url, event_url = (os.environ[name] for name in names)
         settings, key = AgentSettings.load(Path(settings_file)), os.environ.get("AGL_KEY", "")
         runner = EpisodeRunner(settings.config, settings.model_folder)
-        episode, reward = await runner.run(question_of(json.loads(row)), base_url, key)
-        if reward is None:
+        episode = await runner.run(question_of(json.loads(row)), base_url, key)
+        if episode.reward is None:
             raise RuntimeError(f"infrastructure failure: {episode.error}")
         headers = {"Authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
-            (await http.post(event_url, json=reward_event(reward))).raise_for_status()
+            (await http.post(event_url, json=reward_event(episode.reward))).raise_for_status()
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ import argparse
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import math
 import os
@@ -38,8 +37,8 @@ import httpx
 
 from shared.cli.command_line import run_main
 from shared.errors import UserError
-from shared.reward.reward import Reward
-from stage2_grpo.rollouts.agent import AgentSettings, EpisodeRow, RolloutTask, make_handler, reward_event
+from shared.records import Episode, Reward, to_json
+from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler, reward_event
 from stage2_grpo.rollouts.gateway_client import LONGEST_BACK_OFF, GatewayClient, Rollout
 
 log = logging.getLogger(__name__)
@@ -259,14 +258,14 @@ def main() -> None:
     )
 
 
-def append(file: Path, row: EpisodeRow) -> None:
+def append(file: Path, episode: Episode) -> None:
     """Write one line in one write, so that a killed controller leaves no half line.
 
     The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote controller
     keeps running.
     """
     with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        stream.write(to_json(episode) + "\n")
 
 
 if __name__ == "__main__":

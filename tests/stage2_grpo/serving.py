@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from shared.reward.reward import Reward
+from shared.records import Reward
 from stage2_grpo.rollouts.controller import Handler, PooledController
-
 
 
 def worth(total: float) -> Reward:

@@ -10,7 +10,7 @@ import pytest
 
 from shared.errors import UserError
 from shared.processes.owned_process import free_port, random_key
-from shared.reward.reward import Reward
+from shared.records import Reward
 from stage2_grpo.rollouts.agent import RolloutTask
 from stage2_grpo.rollouts.controller import PooledController
 from tests.stage2_grpo.gateway import Gateway, running_gateway, until

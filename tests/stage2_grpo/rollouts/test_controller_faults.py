@@ -14,11 +14,10 @@ import pytest
 
 from shared.config.load import load_config
 from shared.models.tokenizer import Tokenizer
-from shared.records import Question, ToolCall
-from shared.reward.reward import Reward
+from shared.records import Question, Reward, ToolCall
 from shared.tool_calls import render_turn
 from stage2_grpo.rollouts import controller
-from stage2_grpo.rollouts.agent import EpisodeRow, RolloutTask, make_handler
+from stage2_grpo.rollouts.agent import RolloutTask, make_handler
 from stage2_grpo.rollouts.controller import serve
 from tests.scripted_server import Reply, ScriptedModel
 from tests.shared.examples import insurance_file, tokenizer_folder
@@ -218,8 +217,7 @@ def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_p
         for name, sql in (("runaway", ENDLESS), ("quick", "SELECT count(*) FROM claims"))
     }
     gateway.model = lambda request: models[request["messages"][1]["content"]](request)
-    database = str(insurance_file(tmp_path))
-    ended: list[EpisodeRow] = []
+    database, ended = str(insurance_file(tmp_path)), []
     handler = make_handler(load_config(PIPELINE, "cpu", settings), tmp_path, ended.append)
 
     async def scenario() -> None:
@@ -229,6 +227,5 @@ def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_p
             await reach(gateway, "succeeded", "succeeded")
 
     asyncio.run(scenario())
-    assert [row["question_id"] for row in ended] == ["quick", "runaway"]
-    assert [row["reward"] and row["reward"]["correct"] for row in ended] == [True, False]
-    assert ended[1]["seconds"] > 1.0
+    assert [(episode.question_id, episode.reward.correct) for episode in ended] == [("quick", True), ("runaway", False)]
+    assert ended[1].seconds > 1.0
