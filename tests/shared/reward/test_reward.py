@@ -11,9 +11,9 @@ import pytest
 from shared.config.load import load_config
 from shared.config.schema import GrpoConfig
 from shared.errors import UserError
-from shared.records import Episode, Question, StopReason, ToolCall, Turn
+from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn
 from shared.reward.perturbed_copies import make_copies
-from shared.reward.reward import EMPTY_GOLD_REWARD, Reward, gold_result, judge, self_test
+from shared.reward.reward import EMPTY_GOLD_REWARD, gold_result, judge, self_test
 from shared.sql.database import Database
 from tests.beside import REAL_DATA, needs_real_data
 from tests.shared.examples import LIMITS, insurance, insurance_file
