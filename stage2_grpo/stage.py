@@ -91,6 +91,7 @@ def export_and_finish(
         target,
         lora_rank=grpo.lora_rank,
         lora_alpha=grpo.lora_alpha,
+        seed=config.seed,
         probe=checkpoint / files.PROBE_FILE,
     )
     runs.finish_stage(
