@@ -26,21 +26,8 @@ _OTHERS_GIB = 2.0  # of GPU memory that a desktop may take
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What is wrong, why it matters and how to fix it. Unless `fatal`, the run works, but worse than it could."""
-
-    what: str
-    why: str
-    fix: str
-    fatal: bool = True
-
-    def __str__(self) -> str:
-        return f"{self.what} Why it matters: {self.why} To fix it: {self.fix}"
-
-
-Answer = str | Problem | None
-"""What a check says: how well all is, in figures; a problem; or nothing, where there was nothing to look at."""
+class Drawback(UserError):
+    """A problem with which a run works, but worse than it could."""
 
 
 @dataclass(frozen=True)
@@ -137,101 +124,85 @@ def read_gpus(text: str, visible: str | None = None) -> list[Gpu]:
     return [gpu for name in names for (index, uuid), gpu in gpus.items() if index == name or uuid.startswith(name)]
 
 
-def check_gpus(machine: Machine, needs: Needs) -> Answer:
+def check_gpus(machine: Machine, needs: Needs) -> str:
     """Enough GPUs, a driver for the wheel's CUDA, and a compute capability with bfloat16."""
-    if len(machine.gpus) < needs.gpus:
-        hidden = machine.driver_loaded and not machine.gpus
-        return Problem(
-            f"{len(machine.gpus)} NVIDIA GPUs are visible here, and the run needs {needs.gpus}.",
-            "vLLM does not start without them, and Ray waits for them for ever.",
-            "start the container with `--gpus all`, and check CUDA_VISIBLE_DEVICES."
-            if hidden
-            else "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, lower grpo.gpus_per_node, or use --profile cpu.",
-        )
     gpus = machine.gpus[: needs.gpus]
+    if len(gpus) < needs.gpus:
+        fix = "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, lower grpo.gpus_per_node, or use --profile cpu"
+        if machine.driver_loaded and not gpus:  # the kernel is the host's
+            fix = "start the container with `--gpus all`, or check CUDA_VISIBLE_DEVICES"
+        raise UserError(f"The run needs {needs.gpus} NVIDIA GPU(s), but {len(gpus)} are visible here; {fix}.")
     for gpu in gpus:
         if gpu.driver is not None and gpu.driver < OLDEST_DRIVER:
-            return Problem(
-                f"NVIDIA driver {gpu.driver} is too old for torch's build for CUDA 13.",
-                "torch finds no GPU under it.",
-                f"install driver {OLDEST_DRIVER} or newer (in a container: on the host).",
+            raise UserError(
+                f"NVIDIA driver {gpu.driver} is too old for the CUDA 13 build of torch, which would find no GPU; install "
+                f"driver {OLDEST_DRIVER} or newer (for a container: on its host)."
             )
         if gpu.capability is not None and gpu.capability < _BFLOAT16:
-            return Problem(
-                f"{gpu.name} has compute capability {gpu.capability}, and bfloat16 needs {_BFLOAT16} (Ampere) or newer.",
-                "vLLM refuses to serve the model, which is trained and served in bfloat16.",
-                "use a newer GPU, choose another with CUDA_VISIBLE_DEVICES, or use --profile cpu.",
+            raise UserError(
+                f"{gpu.name} has compute capability {gpu.capability}, and bfloat16, in which models are trained and served, "
+                f"needs {_BFLOAT16} (Ampere) or newer; use another GPU, or --profile cpu."
             )
-    return f"{len(gpus)} x {gpus[0].name}, driver {gpus[0].driver}" if gpus else None
+    return f"{len(gpus)} x {gpus[0].name}, driver {gpus[0].driver}" if gpus else "those of the Ray cluster"
 
 
-def check_attention(machine: Machine, needs: Needs) -> Answer:
-    """Where vLLM chooses FlashInfer's attention there is a compiler for it."""
-    blackwell = [gpu for gpu in machine.gpus[: needs.gpus] if int(gpu.capability or 0) == _BLACKWELL]
-    if not blackwell or machine.nvcc:
-        return None
-    return Problem(
-        f"vLLM computes attention on {blackwell[0].name} with FlashInfer, and nvcc, which compiles it, is not on PATH.",
-        "the server may stop at its first request.",
-        "install the CUDA 13 toolkit and put its bin folder on PATH.",
-        fatal=False,
-    )
+def check_attention(machine: Machine, needs: Needs) -> None:
+    """Where vLLM chooses FlashInfer's attention, the compiler of its kernels is there."""
+    blackwell = [gpu.name for gpu in machine.gpus[: needs.gpus] if int(gpu.capability or 0) == _BLACKWELL]
+    if blackwell and not machine.nvcc:
+        raise Drawback(
+            f"On {blackwell[0]} vLLM chooses FlashInfer's attention, whose kernels may have to be compiled, and nvcc is not on "
+            "PATH; install the CUDA 13 toolkit and put its bin folder on PATH."
+        )
 
 
-def check_compiler(machine: Machine, needs: Needs) -> Answer:
+def check_compiler(machine: Machine, needs: Needs) -> None:
     """Triton, which torch and vLLM use on every GPU, compiles its launchers with a C compiler against Python.h."""
-    if machine.compiler and (machine.python_header or needs.before_setup):
-        return None
-    return Problem(
-        "There is no C compiler (gcc or clang) on PATH."
-        if not machine.compiler
-        else f"Python's header {sysconfig.get_path('include', 'posix_prefix')}/Python.h is missing.",
-        "Triton compiles with it, and without it the first vLLM server stops.",
-        "install it (Debian, Ubuntu: `apt install gcc`), or set CC."
-        if not machine.compiler
-        else "install it (Debian, Ubuntu: `apt install python3.12-dev`), or delete .venv and set up again.",
-    )
+    if not machine.compiler:
+        raise UserError(
+            "There is no C compiler on PATH, and without one Triton stops the first vLLM server; install gcc (Debian, "
+            "Ubuntu: `apt install gcc`), or set CC."
+        )
+    if not machine.python_header and not needs.before_setup:
+        raise UserError(
+            f"{sysconfig.get_path('include', 'posix_prefix')}/Python.h is missing, and without it Triton stops the first "
+            "vLLM server; install python3.12-dev, or delete .venv and set up again."
+        )
 
 
-def check_cores(machine: Machine, needs: Needs) -> Answer:
+def check_cores(machine: Machine, needs: Needs) -> None:
     """Ray can place all actors of the trainer."""
-    if machine.cores >= _RAY_CORES or not needs.gpus:
-        return None
-    return Problem(
-        f"Ray sees {machine.cores} CPU cores here, and the trainer's actors reserve {_RAY_CORES}.",
-        "Ray waits for them for ever, without an error.",
-        f"give the machine or container {_RAY_CORES} cores or more.",
-    )
+    if machine.cores < _RAY_CORES and needs.gpus:
+        raise UserError(
+            f"Ray sees {machine.cores} CPU cores and would wait for ever for the {_RAY_CORES} that the trainer's actors "
+            "reserve; give the machine or container more cores."
+        )
 
 
-def check_free_gpu(machine: Machine, needs: Needs) -> Answer:
+def check_free_gpu(machine: Machine, needs: Needs) -> None:
     """No other program holds the GPUs' memory."""
     for gpu in machine.gpus[: needs.gpus]:
         if gpu.gib and gpu.free_gib is not None and gpu.gib - gpu.free_gib > _OTHERS_GIB:
-            return Problem(
-                f"Only {gpu.free_gib:.0f} of {gpu.gib:.0f} GiB of {gpu.name} are free.",
-                "vLLM reserves its share (vllm.gpu_memory_utilization) of all memory, and stops when that is not free.",
-                "end the programs that `nvidia-smi` lists, or choose another GPU with CUDA_VISIBLE_DEVICES.",
-                fatal=False,
+            raise Drawback(
+                f"Only {gpu.free_gib:.0f} of {gpu.gib:.0f} GiB of {gpu.name} are free, and vLLM does not start unless its share "
+                "(vllm.gpu_memory_utilization) is; end the programs that `nvidia-smi` lists, or choose another GPU with "
+                "CUDA_VISIBLE_DEVICES."
             )
-    return None
 
 
-def check_main_memory(machine: Machine, needs: Needs) -> Answer:
+def check_main_memory(machine: Machine, needs: Needs) -> str:
     """Main memory for all processes of a run."""
     needed = needs.main_gib or _MAIN_GIB[needs.profile]
-    if machine.free_gib >= needed:
-        return f"{machine.free_gib:.0f} GiB free, about {needed:.1f} GiB needed"
-    lower = "vllm.cpu_kv_cache_gib or grpo.micro_batch_size" if needs.profile == "cpu" else "grpo.weight_bucket_mb"
-    return Problem(
-        f"{machine.free_gib:.1f} GiB of main memory are free, and a run takes about {needed:.1f} GiB.",
-        "the kernel may end the trainer or the server in the middle of a step.",
-        f"end other programs, or lower {lower}.",
-        fatal=False,
-    )
+    if machine.free_gib < needed:
+        raise Drawback(
+            f"{machine.free_gib:.1f} GiB of main memory are free and a run takes about {needed:.1f} GiB, so the kernel may end "
+            "trainer or server in the middle of a step; end other programs, or lower grpo.micro_batch_size or the cache "
+            "(vllm.cpu_kv_cache_gib)."
+        )
+    return f"{machine.free_gib:.0f} GiB free, about {needed:.1f} GiB needed"
 
 
-CHECKS: dict[str, Callable[[Machine, Needs], Answer]] = {
+CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
     "gpu": check_gpus,
     "attention": check_attention,
     "compiler": check_compiler,
@@ -241,15 +212,17 @@ CHECKS: dict[str, Callable[[Machine, Needs], Answer]] = {
 }
 
 
-def check(name: str, machine: Machine, needs: Needs) -> Answer:
-    """What one check says; on a CPU only main memory matters."""
+def check(name: str, machine: Machine, needs: Needs) -> str | None:
+    """What one check says when all is well; on a CPU only main memory matters. Raises UserError, also as a Drawback."""
     return CHECKS[name](machine, needs) if needs.profile == "gpu" or name == "memory" else None
 
 
 def refuse(machine: Machine, needs: Needs, *, only_warn: bool = False) -> None:
-    """Print what would slow a run down; raise UserError for what would stop it, or print that, too."""
-    for problem in (check(name, machine, needs) for name in CHECKS):
-        if isinstance(problem, Problem):
-            if problem.fatal and not only_warn:
-                raise UserError(str(problem))
+    """Print the drawbacks of the machine; raise UserError for what would stop a run, or print that, too."""
+    for name in CHECKS:
+        try:
+            check(name, machine, needs)
+        except UserError as problem:
+            if not only_warn and not isinstance(problem, Drawback):
+                raise
             print(f"warning: {problem}", flush=True)

@@ -1,11 +1,12 @@
-"""`python -m stage2_grpo doctor`: the table of checks, and the quick part of it that every run goes through first."""
+"""`python -m stage2_grpo doctor`: finds what would spoil a run; every run goes through the quick part first."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -19,14 +20,13 @@ from shared.errors import UserError
 from shared.models.shape import read_shape
 from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory, question_file
-from stage2_grpo.inputs import base_folder, refuse_missing_agent, starting_model
+from stage2_grpo.inputs import planned_model, refuse_missing_agent
 from stage2_grpo.preflight import experiment, installation
-from stage2_grpo.preflight.findings import Case, Finding, Severity
+from stage2_grpo.preflight.findings import EXIT_CODES, Case, Finding
 from stage2_grpo.preflight.memory import GIB, main_memory
 from stage2_grpo.preflight.rehearsal import rehearse
 
 Check = Callable[[Case], Answer]
-EXIT_CODES = {Severity.OK: 0, Severity.WARNING: 3, Severity.ERROR: 2}  # 1 is Python's own, for a bug
 _DESCRIPTION = """Finds what would spoil a stage-2 run before it starts: packages, machine, checkpoint, settings, rewards, and a
 dress rehearsal of one episode with the real gateway, controller and vLLM server. Exit code 0: all is well, 2: at least
 one error, 3: warnings only."""
@@ -34,8 +34,9 @@ one error, 3: warnings only."""
 
 def check_machine(name: str, case: Case) -> Answer:
     """One check of the machine, for what this run needs of it."""
-    main = main_memory(read_shape(case.model), case.config) / GIB if case.model and name == "memory" else None
-    needs = machine.Needs(case.config.profile, installation.wanted_gpus(case), main)
+    needs = case.needs
+    if case.model and name == "memory":
+        needs = replace(needs, main_gib=main_memory(read_shape(case.model), case.config) / GIB)
     return machine.check(name, case.machine, needs)
 
 
@@ -48,7 +49,7 @@ QUICK: dict[str, Check] = {  # under three seconds together, no torch
     **{name: partial(check_machine, name) for name in machine.CHECKS},
     "gpu memory": installation.check_gpu_memory,
     "disk": installation.check_disk,
-    "endpoints": installation.check_endpoints,
+    "proxy": installation.check_proxy,
     "names": experiment.check_names,
     "batches": experiment.check_batches,
     "context": experiment.check_context,
@@ -68,46 +69,47 @@ def main(arguments: Sequence[str]) -> int:
     if args.dry_run:
         print("\n".join([*checks, *([] if args.quick else ["rehearsal"])]))
         return 0
-    began, findings = time.monotonic(), []
-    case, missing = open_case(config, run)
-    rehearsal = () if args.quick or not (case.model and case.trained and case.train) else rehearse(case)
-    for finding in chain(missing, examine(case, checks), rehearsal):
-        findings.append(finding)
-        if not args.json:
-            print("\n".join(finding.lines()), flush=True)
-    worst = max((finding.severity for finding in findings), default=Severity.OK)
+    began, findings = time.monotonic(), list[Finding]()
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        case, missing = open_case(config, run)
+        rehearsal = rehearse(case) if not args.quick and case.trained and case.train else ()
+        for finding in chain(missing, examine(case, checks), rehearsal):
+            findings.append(finding)
+            if not args.json:
+                print(finding, flush=True)
+    worst = max((finding.severity for finding in findings), key=[*EXIT_CODES].index)
+    about = {"profile": config.profile, "model": case.model and str(case.model), "worst": worst}
     seconds = round(time.monotonic() - began, 1)
     if args.json:
-        rows = [{**asdict(finding), "severity": finding.severity.name.lower()} for finding in findings]
-        about = {"profile": config.profile, "model": case.model and str(case.model), "seconds": seconds}
-        print(json.dumps({**about, "worst": worst.name.lower(), "findings": rows}, indent=2, ensure_ascii=False))
+        rows = {"seconds": seconds, "findings": [asdict(finding) for finding in findings]}
+        print(json.dumps(about | rows, indent=2, ensure_ascii=False))
     else:
-        print(f"{len(findings)} findings in {seconds:.0f} s, worst: {worst.name.lower()}")
+        print(f"{len(findings)} findings in {seconds:.0f} s, worst: {worst}")
     return EXIT_CODES[worst]
 
 
 def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
     """What is to be examined, and an error for each part of it that is missing."""
     missing: list[Finding] = []
+
+    @contextmanager
+    def noted(check: str, why: str, fix: str) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, ValueError) as problem:
+            missing.append(Finding.of(check, Problem(str(problem), why, fix)))
+
     case = Case(config, run, ROOT, None, (), (), trained=False)
-
-    def note(check: str, problem: Exception, why: str, fix: str) -> None:
-        missing.append(Finding.of(check, Problem(str(problem), why, fix)))
-
-    try:
-        case = replace(case, model=starting_model(config, run, own=True), trained=True)
-    except UserError as problem:
-        note("checkpoint", problem, "stage 2 trains and serves a whole model.", "run `python -m stage1_sft`, or set SFT_MODEL_PATH.")
-        with suppress(UserError):
-            case = replace(case, model=base_folder(config))
-    try:
+    with noted("checkpoint", "stage 2 trains and serves it.", "run `python -m stage1_sft`, or set SFT_MODEL_PATH."):
+        model, trained = planned_model(config, run)
+        case = replace(case, model=model, trained=trained)
+        if not trained:
+            raise UserError(f"{run.sft} holds no checkpoint of {config.model} yet; its sizes are those of {model}.")
+    with noted("agent", "it plays the episodes.", "change what the message names."):
         refuse_missing_agent(config)
-    except UserError as problem:
-        note("agent", problem, "it is what plays the episodes.", "mend what the message names.")
-    try:
-        case = replace(case, **{name: tuple(read_questions(question_file(run, split))) for name, split in (("train", "train"), ("validation", "val"))})
-    except (UserError, ValueError) as problem:
-        note("questions", problem, "there is nothing to train on.", "run `python -m data` first.")
+    with noted("questions", "there is nothing to train on.", "run `python -m data` first."):
+        train, validation = (tuple(read_questions(question_file(run, split))) for split in ("train", "val"))
+        case = replace(case, train=train, validation=validation)
     return case, missing
 
 
@@ -130,9 +132,8 @@ def examine(case: Case, checks: Mapping[str, Check]) -> Iterator[Finding]:
 def before_run(config: Config, run: RunDirectory, model: Path, train: Sequence[Question]) -> None:
     """The quick checks; prints warnings and raises UserError for the first error."""
     case = Case(config, run, ROOT, model, tuple(train), tuple(read_questions(question_file(run, "val"))))
-    findings = [finding for finding in examine(case, QUICK) if finding.severity > Severity.OK]
+    findings = [finding for finding in examine(case, QUICK) if finding.severity != "ok"]
+    print(*findings, sep="\n", end="\n" if findings else "", flush=True)
     for finding in findings:
-        print("\n".join(finding.lines()), flush=True)
-    for finding in findings:
-        if finding.severity is Severity.ERROR:
+        if finding.severity == "error":
             raise UserError(str(Problem(finding.what, finding.why, finding.fix)))

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shared.cli.machine import Machine, Problem, look
+from shared.cli.machine import Drawback, Machine, Needs, look
 from shared.config.schema import Config
+from shared.errors import UserError
 from shared.records import Question
 from shared.runs.manifest import RunDirectory
 
-
-class Severity(enum.IntEnum):
-    """How bad a finding is; the worst one decides about the exit code."""
-
-    OK = 0
-    WARNING = 1  # the run works, but worse than it could
-    ERROR = 2  # the run fails, or trains something other than it says
+EXIT_CODES = {"ok": 0, "warning": 3, "error": 2}  # by the worst severity, the last; 1 is Python's own, for a bug
 
 
 @dataclass(frozen=True)
@@ -41,32 +36,40 @@ class Case:
         assert self.model is not None
         return self.model
 
+    @property
+    def needs(self) -> Needs:
+        """What the run asks of this machine; the GPUs of a Ray cluster are counted when it is joined."""
+        grpo, server = self.config.grpo, self.config.vllm
+        return Needs(self.config.profile, 0 if grpo.ray_address else max(grpo.gpus_per_node, server.tensor_parallel))
+
+
+Check = Callable[[Case], str | None]
+"""Says in figures how well all is, or None where there is nothing to see. Raises UserError, or Drawback for a warning."""
+
 
 @dataclass(frozen=True)
 class Finding:
-    """One result of one check. `why` and `fix` are empty where all is well."""
+    """One result of one check. A problem is a sentence that states it, its impact and the fix."""
 
     check: str
-    severity: Severity
+    severity: str  # a key of EXIT_CODES
     what: str
-    why: str = ""
-    fix: str = ""
     seconds: float = 0.0  # that it took to find
 
-    @classmethod
-    def of(cls, check: str, answer: str | Problem, seconds: float = 0.0) -> Finding:
-        """The finding for a check's answer."""
-        if isinstance(answer, str):
-            return cls(check, Severity.OK, answer, seconds=seconds)
-        severity = Severity.ERROR if answer.fatal else Severity.WARNING
-        return cls(check, severity, answer.what, answer.why, answer.fix, seconds)
+    def __str__(self) -> str:
+        head, took = f"{self.severity:<8} {self.check:<12} ", f" [{self.seconds:.0f} s]" if self.seconds >= 1 else ""
+        indent = " " * len(head)
+        return textwrap.fill(
+            self.what + took, 120, initial_indent=head, subsequent_indent=indent, break_long_words=False
+        )
 
-    def lines(self) -> Iterator[str]:
-        """The finding as text for a terminal."""
-        head = f"{self.severity.name.lower():<8} {self.check:<12} "
-        took = f" [{self.seconds:.0f} s]" if self.seconds >= 1 else ""
-        texts = {head: self.what + took, " " * len(head) + "why: ": self.why, " " * len(head) + "fix: ": self.fix}
-        for start, text in texts.items():
-            if text:
-                indent = " " * len(start)
-                yield textwrap.fill(text, 120, initial_indent=start, subsequent_indent=indent, break_long_words=False)
+
+def found(name: str, check: Callable[[], str | None]) -> Iterator[Finding]:
+    """The finding of one check, if it has anything to say."""
+    began = time.monotonic()
+    try:
+        severity, what = "ok", check()
+    except (UserError, OSError) as problem:
+        severity, what = "warning" if isinstance(problem, Drawback) else "error", str(problem)
+    if what is not None:
+        yield Finding(name, severity, what, round(time.monotonic() - began, 1))

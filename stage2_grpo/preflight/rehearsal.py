@@ -11,19 +11,18 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import httpx
 
 from shared.agent.prompts import TOOLS, opening_messages
 from shared.cli.machine import Problem
+from shared.config.schema import Config
 from shared.errors import UserError
+from shared.evaluation.metrics import percent, summarise
 from shared.models.tokenizer import Tokenizer
-from shared.processes.owned_process import OwnedProcess, free_port
-from shared.processes.vllm_server import server_argv, server_environment
-from shared.records import JsonlTail, ToolCall
+from shared.processes.vllm_server import vllm_server
+from shared.records import ToolCall, read_episodes
 from shared.tool_calls import render_turn
 from stage2_grpo.preflight.findings import Case, Finding
 from stage2_grpo.services import Rollouts, gateway_and_controller, register
@@ -37,46 +36,41 @@ _FORMS = {
 _EPISODE_SECONDS = 45.0
 _TURNS = 3  # of the rehearsal episode: a call, its answer in the next prompt, and once more
 _REQUEST_SECONDS = 120.0
-_SET_UP = "install the project and the pinned vLLM again (`python run_pipeline.py setup`)."
+_WHY = "every episode of a run goes this way."
+_FIXES = {
+    "server": "change what the message names; memory and versions have findings of their own.",
+    "model name": "move the checkpoint to a folder with a plain name (no quotes, backslashes or ${).",
+    "prompt": "use the merged model of stage 1, which carries a tool-aware chat template.",
+    "parser": "install the project and the pinned vLLM again (`python run_pipeline.py setup`).",
+    "episode": "look at the database and gold SQL of this question.",
+}
+_SLOW = "end other programs, or lower agent.max_turn_tokens and agent.max_turns."
 
 
 def rehearse(case: Case) -> Iterator[Finding]:
     """Findings `server`, `model name`, `prompt`, `parser` and `episode`, up to the first that fails."""
-    here = replace(case.config.grpo, ray_address=None, gateway_url=None, job_template=None, nodes=1)
-    short = replace(case.config, agent=replace(case.config.agent, max_turns=_TURNS), grpo=here)
-    port = free_port()
+    agent = case.config.agent.model_copy(update={"max_turns": _TURNS})
+    config = here(case.config).model_copy(update={"agent": agent})
     with tempfile.TemporaryDirectory(prefix="firstcall-doctor-") as name:
-        server = OwnedProcess(
-            server_argv(case.folder, case.config, port, served_as=str(case.folder)),  # the name that VERL's servers have
-            name="vLLM",
-            log=Path(name) / "vllm.log",
-            env=server_environment(case.config),
-            health=f"http://127.0.0.1:{port}/health",
-            start_timeout=case.config.vllm.start_timeout_seconds,
-            grace=15,
-        )
+        folder = Path(name)
         try:
-            with gateway_and_controller(short, case.folder, Path(name)) as rollouts, server:
+            with (
+                gateway_and_controller(config, case.folder, folder) as rollouts,
+                vllm_server(case.folder, config, folder, served_as=str(case.folder)) as endpoint,
+            ):
                 yield Finding.of("server", "gateway, controller and vLLM have started")
-                yield from play(case, rollouts, trainer_model_name(case), port)
+                yield from play(case, rollouts, trainer_model_name(case), endpoint)
         except httpx.TimeoutException:
-            slow = Problem(
-                f"A request of a few dozen tokens took the rollout server more than {_REQUEST_SECONDS:.0f} s.",
-                "the machine is busy or slow; the rest of the rehearsal was left out, and a run would take very long.",
-                "end other programs and examine again.",
-                fatal=False,
-            )
-            yield Finding.of("server", slow)
+            yield _failed("server", f"A request of a few dozen tokens took {_REQUEST_SECONDS:.0f} s.", _SLOW)
         except (UserError, httpx.HTTPError) as problem:
-            yield _failed(case, str(problem) or repr(problem))
+            said = str(problem) or repr(problem)
+            yield _failed("parser" if "invalid tool call parser" in said else "server", said)
 
 
-def _failed(case: Case, problem: str) -> Finding:
-    if "invalid tool call parser" in problem:
-        unknown = f"vLLM knows no tool parser {case.config.vllm.tool_call_parser!r}."
-        return Finding.of("parser", Problem(unknown, "the rollout server would not start.", _SET_UP))
-    fix = "change what its last lines name; memory, ports and versions have findings of their own."
-    return Finding.of("server", Problem(problem, "the rollouts of a run need these services.", fix))
+def here(config: Config) -> Config:
+    """The settings with everything that a step's rollouts need on this machine."""
+    local = {"ray_address": None, "gateway_url": None, "job_template": None, "nodes": 1}
+    return config.model_copy(update={"grpo": config.grpo.model_copy(update=local)})
 
 
 def trainer_model_name(case: Case) -> str:
@@ -85,111 +79,80 @@ def trainer_model_name(case: Case) -> str:
     return str(compose(case.config, paths).actor_rollout_ref.model.path)
 
 
-def play(case: Case, rollouts: Rollouts, model: str, port: int) -> Iterator[Finding]:
-    """Register the server on `port` as `model`, as the trainer would, dictate calls, await the controller's episode."""
+def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[Finding]:
+    """Register the server as `model`, as the trainer would, dictate calls, await the controller's episode."""
+    parser = case.config.vllm.tool_call_parser
+    forms = _FORMS if parser == "qwen25_coder" else {"<tool_call>": _FORMS["<tool_call>"]}
     with rollouts.client(_REQUEST_SECONDS) as http:
-        register(http, model, f"http://127.0.0.1:{port}/v1")
+        register(http, model, endpoint)
         rollout = {"input": dict(vars(case.train[0])), "is_train": True, "config": {"timeout_seconds": 600}}
         rollout_id = http.post("/api/rollouts", json=[rollout]).raise_for_status().json()[0]["rollout_id"]
         path = f"/proxy/rollout/{rollout_id}/attempt/doctor/mode/train/openai/v1/chat/completions"
-        forms = _FORMS if case.config.vllm.tool_call_parser == "qwen25_coder" else {"<tool_call>": _FORMS["<tool_call>"]}
-        answers: dict[str, dict[str, Any]] = {}
-        for form, text in forms.items():
-            answer = http.post(path, json=_dictated(case, text))
-            if not answer.is_success:
-                yield _refused(answer, model)
-                return
-            answers[form] = answer.json()
-        yield Finding.of("model name", f"the gateway found the server as {model}")
-        yield Finding.of("prompt", _prompt(case, answers["<tool_call>"]))
-        yield Finding.of("parser", _parser(case, answers))
-        yield Finding.of("episode", _episode(case, http, rollout_id, rollouts.settings_file.parent))
+        request = {
+            "model": "auto",
+            "messages": opening_messages(case.train[0].question),
+            "tools": TOOLS,
+            "max_tokens": case.config.agent.max_turn_tokens,
+        }
+        answers = {
+            form: http.post(path, json=request | {"structured_outputs": {"choice": [text]}})
+            for form, text in forms.items()
+        }
+        refused = next((answer for answer in answers.values() if not answer.is_success), None)
+        if refused is not None and refused.status_code == 503:
+            said = f"The gateway finds no server under its own model name: {refused.text[:300]}; the trainer registers"
+            yield _failed("model name", f"{said} {model!r}.")
+        elif refused is not None:
+            said = f"({refused.status_code}: {refused.text[:300]})"
+            yield _failed("server", f"The rollout server refused a chat completion with tools {said}.")
+        else:
+            yield Finding.of("model name", f"the gateway found the server as {model}")
+            yield _prompt(case, answers["<tool_call>"].json().get("prompt_token_ids") or [])
+            messages = {form: answer.json()["choices"][0]["message"] for form, answer in answers.items()}
+            unread = [form for form, message in messages.items() if len(message.get("tool_calls") or []) != 1]
+            if unread:
+                yield _failed("parser", f"With the parser {parser} a call written as {unread[0]} came back as text.")
+            else:
+                yield Finding.of("parser", f"{parser} is registered in vLLM and reads {' and '.join(forms)}")
+            yield _episode(case, http, rollout_id, rollouts.settings_file.parent)
 
 
-def _dictated(case: Case, text: str) -> dict[str, Any]:
-    """A request whose answer can only be `text`."""
-    return {
-        "model": "auto",
-        "messages": opening_messages(case.train[0].question),
-        "tools": TOOLS,
-        "max_tokens": case.config.agent.max_turn_tokens,
-        "structured_outputs": {"choice": [text]},
-    }
-
-
-def _refused(answer: httpx.Response, model: str) -> Finding:
-    said = answer.text[:300]
-    if answer.status_code == 503:
-        unknown = Problem(
-            f"The gateway finds no server under its own model name: {said}; the trainer registers {model!r}.",
-            "the two names must be equal byte for byte, or every rollout fails.",
-            "move the checkpoint to a folder with a plain name (no quotes, backslashes or ${).",
-        )
-        return Finding.of("model name", unknown)
-    refused = f"The rollout server refused a chat completion with tools ({answer.status_code}: {said})."
-    fix = "check vllm.tool_call_parser and vllm.max_model_len."
-    return Finding.of("server", Problem(refused, "each turn of an episode is such a request.", fix))
-
-
-def _prompt(case: Case, answer: dict[str, Any]) -> str | Problem:
+def _prompt(case: Case, ids: list[int]) -> Finding:
     """Whether the prompt that the server really gave the model holds the tools."""
-    ids = answer.get("prompt_token_ids") or []
     text = Tokenizer.from_folder(case.folder).decode(ids, skip_special=False)
-    for tool in TOOLS:
-        if tool["function"]["name"] not in text:
-            return Problem(
-                f"The first prompt as the server rendered it ({len(ids)} tokens) does not hold the tool "
-                f"{tool['function']['name']}.",
-                "the model cannot call what it does not see.",
-                "use the merged model of stage 1, which carries a tool-aware chat template.",
-            )
-    return f"the server's first prompt has {len(ids)} tokens and holds all {len(TOOLS)} tools"
+    unseen = [tool["function"]["name"] for tool in TOOLS if tool["function"]["name"] not in text]
+    said = f"first prompt, as the server rendered it, has {len(ids)} tokens and"
+    if unseen:
+        return _failed("prompt", f"The {said} does not hold the tool {unseen[0]}.")
+    return Finding.of("prompt", f"the {said} holds all {len(TOOLS)} tools")
 
 
-def _parser(case: Case, answers: dict[str, dict[str, Any]]) -> str | Problem:
-    """Whether dictated calls come back as tool calls: in the stock form, and for our parser in fenced JSON, too."""
-    name = case.config.vllm.tool_call_parser
-    for form, answer in answers.items():
-        calls = answer["choices"][0]["message"].get("tool_calls") or []
-        if [call["function"]["name"] for call in calls] != [_CALL.name]:
-            return Problem(
-                f"The server runs with the parser {name}, but a call written as {form} did not come back as a tool call.",
-                "no call would be seen: every episode ends after its first turn.",
-                _SET_UP,
-            )
-    return f"{name} is registered in vLLM and reads {' and '.join(answers)}"
-
-
-def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> str | Problem:
+def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> Finding:
     """How the controller's own episode of the same rollout went."""
-    deadline, state, name = time.monotonic() + _EPISODE_SECONDS, "queuing", case.train[0].id
+    deadline, state, subject = (
+        time.monotonic() + _EPISODE_SECONDS,
+        "queuing",
+        f"The episode of question {case.train[0].id}",
+    )
     while state in ("queuing", "running") and time.monotonic() < deadline:
         time.sleep(0.25)
         state = http.get(f"/api/rollouts/{rollout_id}").json()["rollout"]["status"]["state"]
     if state in ("queuing", "running"):
-        return Problem(
-            f"The rehearsal episode of question {name} is still {state} after {_EPISODE_SECONDS:.0f} s.",
-            "a step needs many of them; on this machine, or while it is busy, a run is slow.",
-            "end other programs, or lower agent.max_turn_tokens and agent.max_turns.",
-            fatal=False,
-        )
-    rows = JsonlTail(folder / "episodes.jsonl").new_rows()
-    if state != "succeeded" or not rows:
-        return Problem(
-            f"The rehearsal episode of question {name} {state}: {rows[-1]['error'] if rows else 'no record of it'}.",
-            "gateway, controller and server must play an episode together.",
-            "look at the database and gold SQL of this question.",
-        )
-    row = rows[-1]
-    played = (
-        f"{row['turns']} turns, {row['calls']} calls, {row['merged_turns']} of {row['later_turns']} later turns merged, "
-        f"reward {row['reward']['total']:.2f}, {row['seconds']:.0f} s"
+        return _failed("episode", f"{subject} is still {state} after {_EPISODE_SECONDS:.0f} s.", _SLOW)
+    played = read_episodes(folder / "episodes.jsonl")
+    reward = played[-1].reward if played else None
+    if state != "succeeded" or not reward:
+        return _failed("episode", f"{subject} {state}: {played[-1].error if played else 'no record of it'}.")
+    found = summarise(played[-1:])
+    figures = (
+        f"{found.mean_turns:.0f} turns, {found.tool_calls} calls, {percent(found.merged_share)} of later turns merged, "
+        f"reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
     )
-    if row["calls"]:
-        return played
-    return Problem(
-        f"The rehearsal episode made no tool call ({played}).",
-        "without calls there is nothing to learn from; the first step stops when no episode makes one.",
-        "train stage 1 longer (sft.epochs, sft.max_traces).",
-        fatal=False,
-    )
+    if found.tool_calls:
+        return Finding.of("episode", figures)
+    return _failed("episode", f"{subject} made no tool call ({figures}).", "train stage 1 longer (sft.epochs).")
+
+
+def _failed(check: str, what: str, doubt: str = "") -> Finding:
+    """A failure; with `doubt`, the fix of what only makes a run worse, a warning."""
+    return Finding.of(check, Problem(what, _WHY, doubt or _FIXES[check], fatal=not doubt))
