@@ -120,8 +120,7 @@ def test_the_trainer_takes_the_gateways_key_from_the_environment(monkeypatch: py
     from stage2_grpo.training.guarded_trainer import guarded
 
     monkeypatch.setenv("AGL_KEY", "secret")
-    monkeypatch.setattr(module, "RolloutAdapter", module.RolloutAdapter)  # `guarded` replaces it
-    kind = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
+    kind, _ = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
     trainer = kind.__new__(kind)  # without Ray and workers
     trainer.config, trainer.global_steps, trainer._hooks = composed("gpu"), 1, None
     manager = trainer._make_rollout_manager(AglRolloutManager)

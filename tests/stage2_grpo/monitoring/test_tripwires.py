@@ -72,7 +72,7 @@ def test_a_step_that_is_no_number_stops_at_once(name: str, value: float) -> None
 
 
 def test_what_verl_writes_of_a_loss_that_is_no_number_is_one() -> None:
-    trip = tripped([{"step": 1, **step_metrics({"actor/pg_loss": None, "actor/grad_norm": 0.1}, [])}], SAFETY)
+    trip = tripped([{"step": 1, **step_metrics({"actor/pg_loss": None, "actor/grad_norm": 0.1}, [], 1)}], SAFETY)
     assert trip
     assert trip.sentence.startswith("the loss of step 1 is nan")
 
