@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from shared.cli import machine
 from shared.cli.command_line import ROOT, common_parser, resolve
-from shared.cli.machine import Answer, Problem
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.shape import read_shape
@@ -22,17 +21,16 @@ from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory, question_file
 from stage2_grpo.inputs import planned_model, refuse_missing_agent
 from stage2_grpo.preflight import experiment, installation
-from stage2_grpo.preflight.findings import EXIT_CODES, Case, Finding
+from stage2_grpo.preflight.findings import EXIT_CODES, Case, Check, Finding, found
 from stage2_grpo.preflight.memory import GIB, main_memory
 from stage2_grpo.preflight.rehearsal import rehearse
 
-Check = Callable[[Case], Answer]
 _DESCRIPTION = """Finds what would spoil a stage-2 run before it starts: packages, machine, checkpoint, settings, rewards, and a
 dress rehearsal of one episode with the real gateway, controller and vLLM server. Exit code 0: all is well, 2: at least
 one error, 3: warnings only."""
 
 
-def check_machine(name: str, case: Case) -> Answer:
+def check_machine(name: str, case: Case) -> str | None:
     """One check of the machine, for what this run needs of it."""
     needs = case.needs
     if case.model and name == "memory":
@@ -90,26 +88,28 @@ def main(arguments: Sequence[str]) -> int:
 
 def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
     """What is to be examined, and an error for each part of it that is missing."""
-    missing: list[Finding] = []
-
-    @contextmanager
-    def noted(check: str, why: str, fix: str) -> Iterator[None]:
-        try:
-            yield
-        except (UserError, ValueError) as problem:
-            missing.append(Finding.of(check, Problem(str(problem), why, fix)))
-
     case = Case(config, run, ROOT, None, (), (), trained=False)
-    with noted("checkpoint", "stage 2 trains and serves it.", "run `python -m stage1_sft`, or set SFT_MODEL_PATH."):
+
+    def checkpoint() -> None:
+        nonlocal case
         model, trained = planned_model(config, run)
         case = replace(case, model=model, trained=trained)
         if not trained:
-            raise UserError(f"{run.sft} holds no checkpoint of {config.model} yet; its sizes are those of {model}.")
-    with noted("agent", "it plays the episodes.", "change what the message names."):
-        refuse_missing_agent(config)
-    with noted("questions", "there is nothing to train on.", "run `python -m data` first."):
+            raise UserError(
+                f"{run.sft} holds no checkpoint of {config.model} yet, so only the sizes of {model} are examined; run `python "
+                "-m stage1_sft`, or set SFT_MODEL_PATH."
+            )
+
+    def questions() -> None:
+        nonlocal case
         train, validation = (tuple(read_questions(question_file(run, split))) for split in ("train", "val"))
         case = replace(case, train=train, validation=validation)
+
+    missing = [
+        *found("checkpoint", checkpoint),
+        *found("agent", lambda: refuse_missing_agent(config)),
+        *found("questions", questions),
+    ]
     return case, missing
 
 
@@ -117,23 +117,19 @@ def examine(case: Case, checks: Mapping[str, Check]) -> Iterator[Finding]:
     """The findings of all checks in order; what keeps several of them from looking is reported once."""
     said: set[str] = set()
     for name, check in checks.items():
-        if (name in _OF_MODEL and not case.model) or (name in _OF_CHECKPOINT and not case.trained):
-            continue
-        began = time.monotonic()
-        try:
-            answer = check(case)
-        except (UserError, OSError) as problem:
-            answer = Problem(str(problem), "this could not be examined.", "change what the message names.")
-        if answer is not None and str(answer) not in said:
-            said.add(str(answer))
-            yield Finding.of(name, answer, round(time.monotonic() - began, 1))
+        if (case.model or name not in _OF_MODEL) and (case.trained or name not in _OF_CHECKPOINT):
+            for finding in found(name, partial(check, case)):
+                if finding.what not in said:
+                    yield finding
+                said.add(finding.what)
 
 
 def before_run(config: Config, run: RunDirectory, model: Path, train: Sequence[Question]) -> None:
     """The quick checks; prints warnings and raises UserError for the first error."""
     case = Case(config, run, ROOT, model, tuple(train), tuple(read_questions(question_file(run, "val"))))
     findings = [finding for finding in examine(case, QUICK) if finding.severity != "ok"]
-    print(*findings, sep="\n", end="\n" if findings else "", flush=True)
+    for finding in findings:
+        print(finding, flush=True)
     for finding in findings:
         if finding.severity == "error":
-            raise UserError(str(Problem(finding.what, finding.why, finding.fix)))
+            raise UserError(finding.what)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from shared.agent.prompts import TOOLS, opening_messages
-from shared.cli.machine import Problem
+from shared.cli.machine import Drawback
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import percent, summarise
@@ -24,7 +25,7 @@ from shared.models.tokenizer import Tokenizer
 from shared.processes.vllm_server import vllm_server
 from shared.records import ToolCall, read_episodes
 from shared.tool_calls import render_turn
-from stage2_grpo.preflight.findings import Case, Finding
+from stage2_grpo.preflight.findings import Case, Finding, found
 from stage2_grpo.services import Rollouts, gateway_and_controller, register
 from stage2_grpo.training.verl_config import TrainerPaths, compose
 
@@ -36,19 +37,12 @@ _FORMS = {
 _EPISODE_SECONDS = 45.0
 _TURNS = 3  # of the rehearsal episode: a call, its answer in the next prompt, and once more
 _REQUEST_SECONDS = 120.0
-_WHY = "every episode of a run goes this way."
-_FIXES = {
-    "server": "change what the message names; memory and versions have findings of their own.",
-    "model name": "move the checkpoint to a folder with a plain name (no quotes, backslashes or ${).",
-    "prompt": "use the merged model of stage 1, which carries a tool-aware chat template.",
-    "parser": "install the project and the pinned vLLM again (`python run_pipeline.py setup`).",
-    "episode": "look at the database and gold SQL of this question.",
-}
-_SLOW = "end other programs, or lower agent.max_turn_tokens and agent.max_turns."
+_SET_UP = "install the project and the pinned vLLM again (`python run_pipeline.py setup`)"
+_SLOW = "the machine is busy or slow, and a run would take very long: end other programs, or lower agent.max_turns"
 
 
 def rehearse(case: Case) -> Iterator[Finding]:
-    """Findings `server`, `model name`, `prompt`, `parser` and `episode`, up to the first that fails."""
+    """Findings `server`, `model name`, `prompt`, `parser` and `episode`; without server or name no later ones."""
     agent = case.config.agent.model_copy(update={"max_turns": _TURNS})
     config = here(case.config).model_copy(update={"agent": agent})
     with tempfile.TemporaryDirectory(prefix="firstcall-doctor-") as name:
@@ -58,13 +52,17 @@ def rehearse(case: Case) -> Iterator[Finding]:
                 gateway_and_controller(config, case.folder, folder) as rollouts,
                 vllm_server(case.folder, config, folder, served_as=str(case.folder)) as endpoint,
             ):
-                yield Finding.of("server", "gateway, controller and vLLM have started")
+                yield Finding("server", "ok", "gateway, controller and vLLM have started")
                 yield from play(case, rollouts, trainer_model_name(case), endpoint)
         except httpx.TimeoutException:
-            yield _failed("server", f"A request of a few dozen tokens took {_REQUEST_SECONDS:.0f} s.", _SLOW)
+            yield Finding(
+                "server", "warning", f"A request of a few dozen tokens took {_REQUEST_SECONDS:.0f} s; {_SLOW}."
+            )
         except (UserError, httpx.HTTPError) as problem:
             said = str(problem) or repr(problem)
-            yield _failed("parser" if "invalid tool call parser" in said else "server", said)
+            if "invalid tool call parser" in said:
+                said = f"vLLM knows no tool parser {config.vllm.tool_call_parser!r} and does not start; {_SET_UP}."
+            yield Finding("parser" if _SET_UP in said else "server", "error", said)
 
 
 def here(config: Config) -> Config:
@@ -98,36 +96,53 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
             form: http.post(path, json=request | {"structured_outputs": {"choice": [text]}})
             for form, text in forms.items()
         }
-        refused = next((answer for answer in answers.values() if not answer.is_success), None)
-        if refused is not None and refused.status_code == 503:
-            said = f"The gateway finds no server under its own model name: {refused.text[:300]}; the trainer registers"
-            yield _failed("model name", f"{said} {model!r}.")
-        elif refused is not None:
-            said = f"({refused.status_code}: {refused.text[:300]})"
-            yield _failed("server", f"The rollout server refused a chat completion with tools {said}.")
-        else:
-            yield Finding.of("model name", f"the gateway found the server as {model}")
-            yield _prompt(case, answers["<tool_call>"].json().get("prompt_token_ids") or [])
-            messages = {form: answer.json()["choices"][0]["message"] for form, answer in answers.items()}
-            unread = [form for form, message in messages.items() if len(message.get("tool_calls") or []) != 1]
-            if unread:
-                yield _failed("parser", f"With the parser {parser} a call written as {unread[0]} came back as text.")
-            else:
-                yield Finding.of("parser", f"{parser} is registered in vLLM and reads {' and '.join(forms)}")
-            yield _episode(case, http, rollout_id, rollouts.settings_file.parent)
+        for answer in answers.values():
+            said = f"({answer.status_code}: {answer.text[:300]})"
+            if answer.status_code == 503:
+                yield Finding(
+                    "model name",
+                    "error",
+                    f"The gateway has no server under its own model name {said}, while the trainer registers {model!r}; move the checkpoint to a folder with a plain name.",
+                )
+                return
+            if not answer.is_success:
+                yield Finding(
+                    "server",
+                    "error",
+                    f"The rollout server refuses a chat completion with tools {said}; check vllm.tool_call_parser and vllm.max_model_len.",
+                )
+                return
+        yield Finding("model name", "ok", f"the gateway found the server as {model}")
+        bodies = {form: answer.json() for form, answer in answers.items()}
+        yield from found("prompt", lambda: _prompt(case, bodies["<tool_call>"].get("prompt_token_ids") or []))
+        yield from found("parser", lambda: _parser(case.config, bodies))
+        yield from found("episode", lambda: _episode(case, http, rollout_id, rollouts.settings_file.parent))
 
 
-def _prompt(case: Case, ids: list[int]) -> Finding:
-    """Whether the prompt that the server really gave the model holds the tools."""
+def _prompt(case: Case, ids: list[int]) -> str:
+    """The prompt that the server really gave the model holds the tools."""
     text = Tokenizer.from_folder(case.folder).decode(ids, skip_special=False)
-    unseen = [tool["function"]["name"] for tool in TOOLS if tool["function"]["name"] not in text]
-    said = f"first prompt, as the server rendered it, has {len(ids)} tokens and"
-    if unseen:
-        return _failed("prompt", f"The {said} does not hold the tool {unseen[0]}.")
-    return Finding.of("prompt", f"the {said} holds all {len(TOOLS)} tools")
+    for name in (tool["function"]["name"] for tool in TOOLS):
+        if name not in text:
+            raise UserError(
+                f"The first prompt as the server rendered it ({len(ids)} tokens) does not hold the tool {name}, so the model "
+                "cannot call it; use the merged model of stage 1, which carries a tool-aware chat template."
+            )
+    return f"the server's first prompt has {len(ids)} tokens and holds all {len(TOOLS)} tools"
 
 
-def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> Finding:
+def _parser(config: Config, bodies: Mapping[str, dict[str, Any]]) -> str:
+    """The dictated calls came back as tool calls."""
+    for form, body in bodies.items():
+        if len(body["choices"][0]["message"].get("tool_calls") or []) != 1:
+            raise UserError(
+                f"With the parser {config.vllm.tool_call_parser} a call written as {form} came back as text, so no call would be "
+                "seen; {_SET_UP}."
+            )
+    return f"{config.vllm.tool_call_parser} is registered in vLLM and reads {' and '.join(bodies)}"
+
+
+def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> str:
     """How the controller's own episode of the same rollout went."""
     deadline, state, subject = (
         time.monotonic() + _EPISODE_SECONDS,
@@ -138,21 +153,19 @@ def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> F
         time.sleep(0.25)
         state = http.get(f"/api/rollouts/{rollout_id}").json()["rollout"]["status"]["state"]
     if state in ("queuing", "running"):
-        return _failed("episode", f"{subject} is still {state} after {_EPISODE_SECONDS:.0f} s.", _SLOW)
+        raise Drawback(f"{subject} is still {state} after {_EPISODE_SECONDS:.0f} s; {_SLOW}.")
     played = read_episodes(folder / "episodes.jsonl")
     reward = played[-1].reward if played else None
     if state != "succeeded" or not reward:
-        return _failed("episode", f"{subject} {state}: {played[-1].error if played else 'no record of it'}.")
-    found = summarise(played[-1:])
+        said = played[-1].error if played else "no record of it"
+        raise UserError(f"{subject} {state} ({said}); look at the database and gold SQL of this question.")
+    summary = summarise(played[-1:])
     figures = (
-        f"{found.mean_turns:.0f} turns, {found.tool_calls} calls, {percent(found.merged_share)} of later turns merged, "
+        f"{summary.mean_turns:.0f} turns, {summary.tool_calls} calls, {percent(summary.merged_share)} of later turns merged, "
         f"reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
     )
-    if found.tool_calls:
-        return Finding.of("episode", figures)
-    return _failed("episode", f"{subject} made no tool call ({figures}).", "train stage 1 longer (sft.epochs).")
-
-
-def _failed(check: str, what: str, doubt: str = "") -> Finding:
-    """A failure; with `doubt`, the fix of what only makes a run worse, a warning."""
-    return Finding.of(check, Problem(what, _WHY, doubt or _FIXES[check], fatal=not doubt))
+    if not summary.tool_calls:
+        raise Drawback(
+            f"{subject} made no tool call ({figures}), so there is nothing to learn from; train stage 1 longer."
+        )
+    return figures
