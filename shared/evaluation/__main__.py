@@ -7,10 +7,11 @@ FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions tha
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from shared.cli.command_line import check_name, common_parser, resolve, run_main
-from shared.config.load import ADDRESS
+from shared.config.schema import ADDRESS
 from shared.errors import UserError
 from shared.evaluation.judges.verdicts import compare_verdicts
 from shared.evaluation.run import (
@@ -55,7 +56,7 @@ def main() -> None:
         compare_verdicts(args.verdicts, args.databases, args.testsuite)
         return
     config, run = resolve(args)
-    if args.endpoint and not ADDRESS.fullmatch(args.endpoint):
+    if args.endpoint and not re.fullmatch(ADDRESS, args.endpoint):
         raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")

@@ -30,7 +30,6 @@ from shared.agent.chat_client import API_KEY, ChatClient, InfrastructureError
 from shared.agent.episode import run_episode
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
 from shared.agent.tools import Toolbox
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import Summary, majority, mean, pass_at_k, percent, summarise
@@ -174,13 +173,7 @@ def _recorded(
 
 def evaluation_fingerprint(questions: Sequence[Question], config: Config, **subject: Any) -> str:
     """Fingerprint of everything that an evaluation of `subject` depends on; speed and patience are left out."""
-    values = to_dict(config)
-    rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
-    server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
-    played = {key: value for key, value in values["evaluate"].items() if key not in ("concurrency", "questions")}
-    asked = [dataclasses.asdict(question) for question in questions]
-    shared = {key: values[key] for key in ("seed", "agent", "sandbox")}
-    settings = {**shared, **rewards, **server, **played}
+    asked, settings = [dataclasses.asdict(question) for question in questions], config.part_of("evaluation")
     return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
 
 

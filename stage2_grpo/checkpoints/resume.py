@@ -10,40 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.runs import manifest as runs
 from stage2_grpo.checkpoints.files import newest_step, step_folder
 
-_OPERATIONAL = {
-    "gate": ("min_pass", "min_mixed", "min_tool_calls", "min_turns"),
-    "grpo": (
-        "model",
-        "concurrency",
-        "call_timeout_seconds",
-        "episode_timeout_seconds",
-        "step_timeout_seconds",
-        "sync_tolerance",
-        "keep_checkpoints",
-        "save_every",
-        "ray_address",
-        "gateway_url",
-        "job_template",
-    ),
-    "vllm": ("gpu_memory_utilization", "num_gpu_blocks_override", "cpu_kv_cache_gib", "start_timeout_seconds"),
-}
 _ORDER = ("data", "train", "seed", "gate", "grpo.train_batch_size")  # what the order of the training rows depends on
 
 
 def stage_inputs(config: Config, model: Path, train: Path, validation: Path) -> dict[str, Any]:
     """Everything the trained policy depends on, as plain values; not the speed or patience of the run."""
-    parts = {key: to_dict(config)[key] for key in ("profile", "seed", "agent", "sandbox", "grpo", "gate", "vllm")}
-    for section, names in _OPERATIONAL.items():
-        parts[section] = {key: value for key, value in parts[section].items() if key not in names}
     data = (runs.read_manifest(train.parent) or {}).get("fingerprint")  # covers the databases, too
     contents = {"prompts": [SYSTEM_PROMPT, TOOLS], "train": train, "validation": validation, "start": model}
-    return {**parts, "data": data, **{name: runs.fingerprint(it=value) for name, value in contents.items()}}
+    prints = {name: runs.fingerprint(it=value) for name, value in contents.items()}
+    return {**config.part_of("grpo"), "data": data, **prints}
 
 
 def adopted_step(folder: Path, inputs: Mapping[str, Any], changed: str) -> int:

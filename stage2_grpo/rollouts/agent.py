@@ -5,7 +5,7 @@ The episode loop is `shared.agent.episode`, or the function that grpo.agent name
 controllers (local process or Kubernetes Job), which start one process per rollout and pass everything in environment
 variables; `python -m stage2_grpo.rollouts.agent` runs it.
 
-The gateway sets the sampling temperature (`default_proxy`) and overrides what the agent requests.
+The gateway sets the sampling temperature (`default_proxy`), so the agent requests none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from shared.agent.chat_client import ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.tools import Toolbox
 from shared.cli.command_line import run_main
-from shared.config.load import config_from_dict, to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
@@ -62,7 +61,7 @@ class AgentSettings:
     episodes: Path  # JSONL of Episode, appended by the pooled controller
 
     def save(self, path: Path) -> None:
-        write_json(path, {**dataclasses.asdict(self), "config": to_dict(self.config)})
+        write_json(path, {**dataclasses.asdict(self), "config": self.config.model_dump()})
 
     @staticmethod
     def load(path: Path) -> AgentSettings:
@@ -71,7 +70,7 @@ class AgentSettings:
             return AgentSettings(
                 gateway_url=values["gateway_url"],
                 model_folder=Path(values["model_folder"]),
-                config=config_from_dict(values["config"]),
+                config=Config.model_validate(values["config"]),
                 episodes=Path(values["episodes"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -113,7 +112,7 @@ class EpisodeRunner:
                     chat=chat,
                     tokenizer=self._tokenizer,
                     limits=limits,
-                    temperature=grpo.temperature,
+                    temperature=None,
                 )
         if episode.stop is StopReason.INFRASTRUCTURE:
             return episode

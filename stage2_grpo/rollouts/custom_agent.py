@@ -136,14 +136,12 @@ def read_episode(
         stop = StopReason.INFRASTRUCTURE
     else:
         stop = ending(turns[-1], completion.finish_reason, is_last=True) or StopReason.TURN_LIMIT
-    ran_by_model = [(call, ok) for turn in turns for call, ok in zip(turn.calls, turn.ok, strict=True)]
-    queries = [call.arguments["sql"] for call, ok in ran_by_model if call.name == "execute_sql" and ok]
     last = answered[len(turns) - 1] if turns else None
     return Episode(
         question_id=question.id,
         turns=tuple(turns),
         stop=stop,
-        submitted_sql=submission(stop, turns, queries[-1] if queries else None),
+        submitted_sql=submission(stop, turns),
         messages=[*last["request"].get("messages", []), last["response"]["choices"][0]["message"]] if last else [],
         error=(error or "the agent asked the model nothing") if stop is StopReason.INFRASTRUCTURE else "",
     )

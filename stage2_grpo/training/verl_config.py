@@ -123,7 +123,6 @@ def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
             "strategy": "fsdp",
             "ppo_mini_batch_size": grpo.mini_batch_size,
             "ppo_micro_batch_size_per_gpu": grpo.micro_batch_size,
-            "ppo_max_token_len_per_gpu": grpo.max_token_len_per_gpu,
             "use_kl_loss": False,
             "entropy_coeff": grpo.entropy_coeff,
             "clip_ratio_low": grpo.clip_low,

@@ -25,4 +25,4 @@ def outcome(path: Path, statements: tuple[str, ...], seconds: float, decoding: s
 
 @lru_cache(maxsize=256)
 def _opened(path: Path) -> Database:
-    return Database(path, SandboxConfig(SECONDS, max_rows=0, max_compare_rows=0, max_result_bytes=0))
+    return Database(path, SandboxConfig(timeout_seconds=SECONDS, max_rows=1, max_compare_rows=1, max_result_bytes=1))

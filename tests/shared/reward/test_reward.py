@@ -147,7 +147,7 @@ def test_an_infrastructure_ending_has_no_reward(database: Database) -> None:
     "gold", ["SELECT gone FROM claims", "DELETE FROM claims", "SELECT 1 FROM claims a, claims b, claims c"]
 )
 def test_a_gold_that_cannot_be_used_is_the_users_problem(gold: str, tmp_path: Path) -> None:
-    database = insurance(tmp_path, limits=dataclasses.replace(LIMITS, max_compare_rows=10))
+    database = insurance(tmp_path, limits=LIMITS.model_copy(update={"max_compare_rows": 10}))
     with pytest.raises(UserError, match="Gold SQL"):
         reward(gold, COUNT, database)
 
@@ -233,5 +233,5 @@ def test_every_gold_of_the_spider_sample_passes_the_self_test() -> None:
         )
         for i, row in enumerate(rows)
     ]
-    limits = dataclasses.replace(LIMITS, timeout_seconds=10, max_compare_rows=20000, max_result_bytes=4_000_000)
+    limits = LIMITS.model_copy(update={"timeout_seconds": 10, "max_compare_rows": 20000, "max_result_bytes": 4_000_000})
     self_test(questions, GRPO, limits)

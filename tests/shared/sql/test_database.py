@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import signal
@@ -38,7 +37,7 @@ def seconds_taken(database: Database, attack: str) -> float:
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Database:
     """One database for all hostile statements: what one left behind, the next would see."""
-    return insurance(tmp_path_factory.mktemp("attacked"), limits=dataclasses.replace(LIMITS, timeout_seconds=0.1))
+    return insurance(tmp_path_factory.mktemp("attacked"), limits=LIMITS.model_copy(update={"timeout_seconds": 0.1}))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_hostile_sql_is_refused_or_stopped_and_leaves_no_trace(
     ],
 )
 def test_refusals_say_what_to_change(sql: str, kind: str, words: str, tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, timeout_seconds=30.0) if kind == "too_large" else LIMITS
+    limits = LIMITS.model_copy(update={"timeout_seconds": 30.0}) if kind == "too_large" else LIMITS
     with pytest.raises(SqlError, match=words) as caught:
         insurance(tmp_path, limits=limits).execute(sql)
     assert caught.value.kind == kind
