@@ -109,12 +109,10 @@ def read_gpus(text: str, visible: str | None = None) -> list[Gpu]:
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) >= len(_FIELDS) - 1:
-            total, free, driver, capability = (
-                float(found.group()) if (found := re.match(r"\d+(\.\d+)?", part)) else None
-                for part in (*parts[3:], "")[:4]
-            )
+            numbers = [re.match(r"\d+(\.\d+)?", part) for part in (*parts[3:], "")]  # "[N/A]" is none
+            total, free, driver, capability = (float(found.group()) if found else None for found in numbers[:4])
             gpus[parts[0], parts[1]] = Gpu(
-                parts[2], total and total / 1024, free and free / 1024, driver and int(driver), capability
+                parts[2], total and total / 1024, free and free / 1024, int(driver) if driver else None, capability
             )
     if visible is None:
         return [*gpus.values()]

@@ -199,7 +199,7 @@ def test_damaged_weights_are_reported_once(case: Case) -> None:
 def test_a_proxy_before_the_loopback_address_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "example.org")
-    with pytest.raises(UserError, match="proxy.example:3128"):
+    with pytest.raises(UserError, match=r"proxy\.example:3128"):
         installation.check_proxy(case)
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
     assert installation.check_proxy(case)

@@ -57,7 +57,12 @@ def test_a_gateway_with_another_model_name_is_found(case: Case, gateway: Gateway
     settings = AgentSettings(gateway.url, case.model, case.config, tmp_path / "episodes.jsonl")
     settings.save(tmp_path / "agents.json")
     gateway.http.delete("/api/models")
-    (finding,) = play(case, Rollouts(tmp_path / "agents.json", gateway.key, ()), trainer_model_name(case), f"http://127.0.0.1:{free_port()}/v1")
+    (finding,) = play(
+        case,
+        Rollouts(tmp_path / "agents.json", gateway.key, ()),
+        trainer_model_name(case),
+        f"http://127.0.0.1:{free_port()}/v1",
+    )
     assert (finding.check, finding.severity) == ("model name", "error")
     assert "'scripted'" in finding.what
     assert str(case.model) in finding.what

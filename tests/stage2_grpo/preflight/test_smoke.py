@@ -26,7 +26,7 @@ def test_the_phases_fit_the_limit() -> None:
 
 
 def test_a_machine_that_cannot_run_it_is_told_so_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(UserError, match="needs 1 NVIDIA GPU.*but 0 are visible here"):
+    with pytest.raises(UserError, match=r"needs 1 NVIDIA GPU.*but 0 are visible here"):
         smoke.main(["--config", str(PIPELINE), "--dry-run", "--set", "model=folder"])
     assert "--set model=folder" in capsys.readouterr().out
     with pytest.raises(UserError, match="40 GB or more; L4 has 22 GiB"):
