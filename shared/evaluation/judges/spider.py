@@ -19,7 +19,7 @@ from pathlib import Path
 from shared.errors import UserError
 from shared.evaluation.judges.execution import SECONDS, outcome
 from shared.evaluation.judges.statements import Unreadable, first_statement_without_distinct
-from shared.reward.column_matching import Values, column_order_exists
+from shared.reward.execution_match import Values, column_order_exists
 from shared.sql.database import Rows, SqlError
 
 _SPACED_OPERATORS = (("> =", ">="), ("< =", "<="), ("! =", "!="))
