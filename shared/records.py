@@ -41,6 +41,12 @@ class ToolCall:
     name: str
     arguments: dict[str, Any]
 
+    @property
+    def key(self) -> str:
+        """The same for calls that ask the same: white space and a final semicolon make no difference."""
+        values = {name: " ".join(str(value).split()).rstrip("; ") for name, value in self.arguments.items()}
+        return json.dumps([self.name, values], sort_keys=True)
+
 
 class StopReason(enum.StrEnum):
     """Why an episode ended. Infrastructure endings are never rewarded or scored as wrong answers."""

@@ -77,7 +77,7 @@ def verified(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
 def build(question: Question, config: Config, tokenizer: Tokenizer, *, thought_share: float = THOUGHT_SHARE) -> Trace:
     """The trace of one question, not yet verified. Raises Dropped, or UserError for a missing or damaged database."""
     database = Database(question.database, config.sandbox)
-    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
+    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens, question.question)
     try:
         sql = _clean(question.gold_sql, database)
         wanted = needed(sql, database.schema)
@@ -144,6 +144,7 @@ class _Conversation:
     messages: list[Message]
     thought_share: float  # of the tool turns
     trained: list[bool] = field(default_factory=list)
+    made: list[ToolCall] = field(default_factory=list)  # calls so far
     read: str = ""  # everything the tools have shown
     columns: set[str] = field(default_factory=set)  # "table.column" of all that they have named
 
@@ -160,7 +161,10 @@ class _Conversation:
         content = wording.thought(calls[0].name, self.rng) if self.rng.random() < self.thought_share else ""
         encoded = [encode_call(call, f"call_{self.turns + 1}_{i}") for i, call in enumerate(calls)]
         self._add({"role": "assistant", "content": content, "tool_calls": encoded}, trained)
-        observations = [self.toolbox.run(call) for call in calls]
+        observations = []
+        for call in calls:
+            observations.append(self.toolbox.run(call, self.made))
+            self.made.append(call)
         for sent, observation in zip(encoded, observations, strict=True):
             self._add({"role": "tool", "tool_call_id": sent["id"], "content": observation.text}, False)
             self.read += observation.text + "\n"

@@ -124,7 +124,7 @@ class _Lessons:
             database = Database(question.database, config.sandbox)
             episode = await run_episode(
                 question,
-                toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens),
+                toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens, question.question),
                 chat=chat,
                 tokenizer=self._tokenizer,
                 limits=config.agent,

@@ -58,9 +58,10 @@ def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenize
     Raises Dropped where it does not reproduce, misses the gold, or goes beyond what the agent may write.
     """
     database = Database(question.database, config.sandbox)
-    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
+    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens, question.question)
     _check_limits(trace, config, tokenizer)
     messages, submitted = iter(trace["messages"]), None
+    made: list[ToolCall] = []
     for message in messages:
         if message["role"] != "assistant":
             continue
@@ -68,7 +69,8 @@ def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenize
         if parse_hermes(render_turn(message["content"], calls)).calls != calls:
             raise Dropped("turn reads back differently")
         for call in calls:
-            observation = toolbox.run(call)
+            observation = toolbox.run(call, made)
+            made.append(call)
             if next(messages)["content"] != observation.text:
                 raise Dropped("observation does not reproduce")
             if call.name == "execute_sql" and observation.ok:

@@ -2,7 +2,8 @@
 
 Synthesis, RL and evaluation all use this one implementation. An answer is text for the model: it never has more than
 `observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the model did wrong
-comes back as "Error: ..." with the names it may have meant; only a damaged database raises.
+comes back as "Error: ..." with the names it may have meant; only a damaged database raises. A call that repeats an
+earlier one of its episode is not answered again: its answer says so and what to try instead.
 """
 
 from __future__ import annotations
@@ -30,12 +31,20 @@ _RESERVED = frozenset(
     "notnull null on or order primary references select set table then to transaction union unique update using values "
     "when where".split()
 )
-_INSTEAD = {
+_OTHER_FUNCTION = {
     "year": "use strftime('%Y', x)",
     "month": "use strftime('%m', x)",
     "day": "use strftime('%d', x)",
     "concat": "use a || b",
 }
+_AFTER_REPEATING = {
+    "search_schema": "Search for other words, or call get_columns.",
+    "get_columns": "Look at another table, or write the query.",
+    "execute_sql": "Answer if it is what was asked for, or change the query.",
+}
+_AFTER_FAILING_AGAIN = "Use other tables or columns, look at them first, or answer with your best query."
+_ABOUT_SCHEMA = re.compile(r"^\s*(pragma|show|describe|desc)\b|\bpragma_\w+|\binformation_schema\b", re.IGNORECASE)
+_UNSEGMENTED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"  # Japanese, Chinese, Korean
 
 
 @dataclass(frozen=True)
@@ -47,20 +56,24 @@ class Observation:
 
 
 class Toolbox:
-    """The tools on one database. Safe to use from several threads."""
+    """The tools on one database, for one question. Safe to use from several threads."""
 
-    def __init__(self, database: Database, tokenizer: Tokenizer, observation_tokens: int) -> None:
+    def __init__(self, database: Database, tokenizer: Tokenizer, observation_tokens: int, question: str = "") -> None:
         self.database = database
         self._tokenizer = tokenizer
         self._max_tokens = observation_tokens
+        self._question = question
         self._tools = {
             "search_schema": ("query", self._search_schema),
             "get_columns": ("table", self._get_columns),
             "execute_sql": ("sql", self._execute_sql),
         }
 
-    def run(self, call: ToolCall) -> Observation:
-        """Run one call. Mistakes of the model come back as an observation; a damaged database raises UserError."""
+    def run(self, call: ToolCall, made: Sequence[ToolCall] = ()) -> Observation:
+        """Run one call; `made` are the earlier calls of its episode.
+
+        Mistakes of the model come back as an observation; a damaged database raises UserError.
+        """
         try:
             if call.name not in self._tools:
                 raise SqlError(f"there is no tool {call.name!r}. Tools: {', '.join(self._tools)}.")
@@ -70,18 +83,23 @@ class Toolbox:
                 raise SqlError(f'{call.name} needs the argument "{argument}" as a text.')
             if len(call.arguments) > 1:
                 raise SqlError(f'{call.name} takes only the argument "{argument}".')
-            text, ok = tool(value), True
+            text, ok = tool(value, made), True
         except SqlError as error:
             text, ok = f"Error: {error}", False
+        if call.key in {earlier.key for earlier in made}:
+            advice = _AFTER_REPEATING.get(call.name, "") if ok else _AFTER_FAILING_AGAIN
+            answer = "its answer stands above" if ok else "it fails again in the same way"
+            text = f"{'' if ok else 'Error: '}You made this call before, {answer}. {advice}"
         if self._tokenizer.count(text) > self._max_tokens:
             mark = " ..."
             text = self._tokenizer.cut(text, self._max_tokens - self._tokenizer.count(mark))[0] + mark
         return Observation(text, ok)
 
-    def _search_schema(self, query: str) -> str:
+    def _search_schema(self, query: str, made: Sequence[ToolCall]) -> str:
         """A line for each of the best tables, with those of their columns that answer best to the searched words.
 
         A word counts more the fewer tables it fits, and three times as much in the name of a table as in a column's.
+        Where no word fits any name, as in a question in another language, all tables are listed.
         """
         tables, words = self.database.schema.tables, _words(query)
         hits: dict[str, dict[str, float]] = {}
@@ -92,9 +110,20 @@ class Toolbox:
         frequency = Counter(word for found in hits.values() for word in found)
         score = {name: sum(weight / frequency[word] for word, weight in found.items()) for name, found in hits.items()}
         ranked = sorted((table for table in tables if score[table.name]), key=lambda table: -score[table.name])
-        if not ranked:
-            return f'Nothing matches "{query[:60]}". Tables: {_listed(table.name for table in tables)}.'
         lines = []
+        if not ranked:
+            head = f'Nothing matches "{query[:60]}".'
+            for table in tables:
+                first = [column.name for column in table.columns[:_MATCHED_COLUMNS]]
+                first += ["..."] if len(table.columns) > _MATCHED_COLUMNS else []
+                others = dict.fromkeys(one.references.split(".")[0] for one in table.columns if one.references)
+                reason = f": refers to {_listed(others)}" if others else ""
+                lines.append(f"{_listed([table.name])} ({', '.join(first)}){reason}")
+            text, shown = self._fitted(f"{head} All tables:", lines, lambda _: "")
+            if shown < len(lines):
+                every = _listed(table.name for table in tables)
+                text, _ = self._fitted(f"{head} Tables: {every}.", lines, lambda _: "")
+            return text
         for table in ranked[:_MAX_TABLES]:
             fits = {column.name: sum(_fit(word, column.name) for word in hits[table.name]) for column in table.columns}
             best = sorted((name for name in fits if fits[name]), key=lambda name: -fits[name])
@@ -104,46 +133,65 @@ class Toolbox:
             lines.append(f"{_listed([table.name])} ({', '.join(columns)}): matches {reasons}")
         return "\n".join(lines)
 
-    def _get_columns(self, name: str) -> str:
-        """A line per column, with sample values while tokens last: one each before any second one, keys last."""
+    def _get_columns(self, name: str, made: Sequence[ToolCall]) -> str:
+        """A line per column, with sample values while tokens last: one each before any second one.
+
+        Columns that the question or a search touched get theirs first, keys last. Where those get none, the others lose
+        their types; where the table is wider still, the others are left out.
+        """
         bare = name.strip().removeprefix("main.").strip("\"'`[] ")
-        table = self.database.schema.table(bare)
+        table = self.database.schema.table(name) or self.database.schema.table(bare)
         if table is None:
             names = [table.name for table in self.database.schema.tables]
             raise SqlError(f"no such table: {bare}.{_nearest(bare, names)} Tables: {_listed(names)}.")
         source = _quoted(table.name)
         ((count,),) = self.database.execute(f"SELECT count(*) FROM {source}").rows
         head = f"{_listed([table.name])}: {_plural(count, 'row')}"
-        lines, values = [], []
-        for column in table.columns:
-            key, reference = "PK" if column.primary_key else "", f"→ {column.references}" if column.references else ""
-            lines.append(" ".join(filter(None, (_listed([column.name]), column.type, key, reference))))
-            cell = _quoted(column.name)
+        values = []
+        for cell in (_quoted(column.name) for column in table.columns):
             some = f"SELECT {cell} FROM {source} WHERE {cell} IS NOT NULL LIMIT {_SAMPLE_ROWS}"
             rows = self.database.execute(f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}").rows
             values.append([_literal(value) for (value,) in rows])
-        left = self._max_tokens - self._tokenizer.count("\n".join([head, *lines]))
-        shown: list[list[str]] = [[] for _ in lines]
-        for turn in range(_SAMPLES):
-            offers = [
-                (bool(column.primary_key or column.references), self._tokenizer.count(f", e.g. {row[turn]}"), place)
-                for place, (column, row) in enumerate(zip(table.columns, values, strict=True))
-                if turn < len(row)
-            ]
-            for _, cost, place in sorted(offers):
+        searches = [str(call.arguments.get("query")) for call in made if call.name == "search_schema"]
+        words = {*_words(" ".join([self._question, *searches]))} - {*_words(table.name)}
+        touched = [any(_fit(word, column.name) for word in words) for column in table.columns]
+        keys = [column.primary_key or column.references is not None for column in table.columns]
+        offers = sorted(  # of sample values, in the order in which they are taken
+            (turn, not touched[place], keys[place], self._tokenizer.count(f", e.g. {value}"), place)
+            for place, some in enumerate(values)
+            for turn, value in enumerate(some)
+        )
+        for typed in (True, False):
+            lines = []
+            for column, is_touched in zip(table.columns, touched, strict=True):
+                kind, key = column.type if typed or is_touched else "", "PK" if column.primary_key else ""
+                target = f"→ {column.references}" if column.references else ""
+                lines.append(" ".join(filter(None, (_listed([column.name]), kind, key, target))))
+            left = self._max_tokens - self._tokenizer.count("\n".join([head, *lines]))
+            shown: list[list[str]] = [[] for _ in lines]
+            for turn, _, _, cost, place in offers:
                 if cost <= left:
                     shown[place].append(values[place][turn])
                     left -= cost
-        lines = [f"{line}, e.g. {', '.join(some)}" if some else line for line, some in zip(lines, shown, strict=True)]
+            lacking = [place for place in range(len(lines)) if touched[place] and values[place] and not shown[place]]
+            if not lacking and (any(shown) or not offers):
+                break
+        if left < 0:
+            shown = [own[:1] if is_touched else [] for own, is_touched in zip(values, touched, strict=True)]
+        lines = [f"{line}, e.g. {', '.join(own)}" if own else line for line, own in zip(lines, shown, strict=True)]
+        if left < 0:
+            lines = [lines[place] for place in sorted(range(len(lines)), key=lambda place: not touched[place])]
         return self._fitted(
             head, lines, lambda n: f"... {_plural(len(lines) - n, 'more column')}" if n < len(lines) else ""
         )[0]
 
-    def _execute_sql(self, sql: str) -> str:
+    def _execute_sql(self, sql: str, made: Sequence[ToolCall]) -> str:
         """Header, rows and their count; cells are shortened where not even one row would fit."""
         try:
             result = self.database.execute(sql)
         except SqlError as error:
+            if _ABOUT_SCHEMA.search(sql):
+                raise SqlError("the schema is not read with SQL; call search_schema or get_columns.") from None
             raise SqlError(f"{error}{_hint(str(error), sql, self.database.schema.tables)}", error.kind) from None
         literal = self.database.text_in_double_quotes(sql)
         note = "" if literal is None else f'Note: "{literal[:40]}" is no column and was read as a text.\n'
@@ -180,9 +228,13 @@ class Toolbox:
 
 
 def _words(text: str) -> list[str]:
-    """Distinct lower-case words of a text or identifier, without plural endings: "PolicyIDs" gives policy, id."""
-    words = []
-    for word in re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower()):
+    """Distinct lower-case words of a text or identifier, without plural endings: "PolicyIDs" gives policy, id.
+
+    Scripts without spaces between words give every two characters that stand side by side.
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower()
+    words = re.findall(rf"(?=([{_UNSEGMENTED}]{{2}}))", spaced)
+    for word in re.findall(rf"[^\W_{_UNSEGMENTED}]+", spaced):
         if len(word) > 4 and word.endswith("ies"):
             word = f"{word[:-3]}y"
         elif len(word) > 2 and word.endswith("s") and not word.endswith("ss"):
@@ -257,4 +309,6 @@ def _hint(message: str, sql: str, tables: Sequence[Table]) -> str:
     if kind == "ambiguous column name":
         homes = [f"{_listed([table.name])}.{_listed([bare])}" for table in used if table.column(bare)]
         return f". Write one of {', '.join(homes)}."
-    return f"; {_INSTEAD[name.lower()]}." if kind == "no such function" and name.lower() in _INSTEAD else ""
+    return (
+        f"; {_OTHER_FUNCTION[name.lower()]}." if kind == "no such function" and name.lower() in _OTHER_FUNCTION else ""
+    )

@@ -40,6 +40,7 @@ class Summary:
     tool_calls: int
     tool_call_rate: float | None  # episodes with at least one call that the stock Hermes grammar reads
     fallback_share: float | None  # calls that it does not read
+    repeated_share: float | None  # calls that repeat an earlier one of their episode
     merged_share: float | None  # turns after the first whose prompt continues the tokens before it
     mean_turns: float | None
     mean_completion_tokens: float | None  # per episode
@@ -84,20 +85,23 @@ def summarise(
     correct = [value for values in right.values() for value in values]
     turns = [turn for episode in judged for turn in episode.turns]
     read = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
-    calls_read = sum(calls for calls, _ in read)
+    calls_read = sum(count for count, _ in read)
+    made = [[call.key for turn in episode.turns for call in turn.calls] for episode in judged]
+    calls = sum(map(len, made))
     return Summary(
         n=len(judged),
         infrastructure_failures=len(episodes) - len(judged),
         accuracy=estimate(correct, samples, seed) if correct else None,
         mean_reward=mean(episode.reward.total for episode in judged if episode.reward),
         mixed_share=mean(float(len(set(values)) > 1) for values in right.values()),
-        tool_calls=sum(len(turn.calls) for turn in turns),
+        tool_calls=calls,
         tool_call_rate=mean(
             float(any(turn.hermes_calls for turn in episode.turns))
             for episode in judged
             if any(turn.hermes_calls is not None for turn in episode.turns)
         ),
-        fallback_share=sum(max(0, calls - hermes) for calls, hermes in read) / calls_read if calls_read else None,
+        fallback_share=sum(max(0, count - hermes) for count, hermes in read) / calls_read if calls_read else None,
+        repeated_share=sum(len(keys) - len({*keys}) for keys in made) / calls if calls else None,
         merged_share=mean(float(turn.merged) for turn in turns if turn.merged is not None),
         mean_turns=mean(float(len(episode.turns)) for episode in judged),
         mean_completion_tokens=mean(float(sum(t.completion_tokens for t in episode.turns)) for episode in judged),

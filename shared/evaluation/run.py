@@ -185,7 +185,7 @@ async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Co
         database = databases[question.database]
         episode = await run_episode(
             question,
-            toolbox=Toolbox(database, tokenizer, config.agent.observation_tokens),
+            toolbox=Toolbox(database, tokenizer, config.agent.observation_tokens, question.question),
             chat=chat,
             tokenizer=tokenizer,
             limits=config.agent,
@@ -207,7 +207,7 @@ async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Co
     if len(lost) > _MAX_LOST_SHARE * len(questions):
         raise UserError(
             f"{len(lost)} of {len(questions)} episodes were lost to the infrastructure, too many for a result; the last "
-            f"one to {[*lost.values()][-1].error}. See to {endpoint.url} and run the same command again, it continues."
+            f"one to {[*lost.values()][-1].error}. See to {endpoint.url} and run the same command again; it continues."
         )
     played = [judged.get(question.id) or lost[question.id] for question in questions]
     write_jsonl(file, played)

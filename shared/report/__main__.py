@@ -47,6 +47,7 @@ _HEADER = (
     "questions",
     "tool calls, Hermes grammar",
     "parser fallback",
+    "repeated calls",
     "merged turns",
     "turns",
     "seconds",
@@ -55,6 +56,7 @@ _NOTES = (
     "Execution accuracy: share of held-out questions whose submitted query returns the gold's result.",
     "Tool calls: share of episodes with at least one call that vLLM's stock Hermes grammar reads.",
     "Parser fallback: share of calls that it does not read.",
+    "Repeated calls: share of calls that the same episode made before.",
     "Merged turns: share of later turns whose prompt continues the previous tokens exactly.",
     "Seconds: wall time of the evaluation.",
 )
@@ -151,11 +153,13 @@ def tables(facts: dict[str, Any]) -> list[Table]:
 
     result = []
     for label, summary in zip(labels, summaries, strict=True):
-        shares = [percent(summary[key]) for key in ("tool_call_rate", "fallback_share", "merged_share")]
+        shares = [
+            percent(summary[key]) for key in ("tool_call_rate", "fallback_share", "repeated_share", "merged_share")
+        ]
         turns_seconds = [f"{summary['mean_turns']:.1f}", f"{summary['seconds']:.0f}"]
         result.append([label, accuracy(summary["accuracy"]), str(summary["n"]), *shares, *turns_seconds])
         for kind, found in summary["accuracy_by"]["split_kind"].items():
-            result.append([f"  {kind.replace('_', ' ')}s", accuracy(found), str(found["n"]), *[""] * 5])
+            result.append([f"  {kind.replace('_', ' ')}s", accuracy(found), str(found["n"]), *[""] * 6])
     kinds = []
     for kind in ("difficulty", "form"):
         groups = [summary["accuracy_by"][kind] for summary in summaries]

@@ -40,6 +40,7 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Episode], concur
         "execution_accuracy": played.accuracy.mean if played.accuracy else None,
         "tool_call_rate": played.tool_call_rate,
         "fallback_share": played.fallback_share,
+        "repeated_share": played.repeated_share,
         "merged_share": played.merged_share,
         "calls": float(played.tool_calls),
         "turns": played.mean_turns,

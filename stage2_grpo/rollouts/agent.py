@@ -99,7 +99,7 @@ class EpisodeRunner:
         if question.database not in self._databases:
             self._databases[question.database] = Database(question.database, self._config.sandbox)
         database = self._databases[question.database]
-        toolbox = Toolbox(database, self._tokenizer, limits.observation_tokens)
+        toolbox = Toolbox(database, self._tokenizer, limits.observation_tokens, question.question)
         if self._agent:
             tools = RecordingTools(toolbox)
             task = Assignment(question, tools, openai_base_url, key, limits, grpo.call_timeout_seconds)

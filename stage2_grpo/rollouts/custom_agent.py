@@ -47,7 +47,7 @@ class RecordingTools:
     def run(self, name: str, arguments: dict[str, Any]) -> str:
         """Run one call and return the text for the model; its mistakes come back as "Error: ..."."""
         call = ToolCall(name, arguments)
-        observation = self._toolbox.run(call)
+        observation = self._toolbox.run(call, [earlier for earlier, _ in self.ran])
         self.ran.append((call, observation))
         return observation.text
 

@@ -53,6 +53,14 @@ def test_a_good_call_beside_a_broken_one_runs(play: Callable[..., Episode]) -> N
     assert [turn.merged for turn in played.turns] == [None, True]
 
 
+def test_a_model_that_repeats_a_call_is_told_so_and_its_query_still_counts(play: Callable[..., Episode]) -> None:
+    played = play(says(sql()), says(sql("SELECT 9")), says(sql(), sql(COUNT + ";")), "Three.")
+    assert "before" not in played.turns[0].observations[0]
+    assert all(text.startswith("You made this call before") for text in played.turns[2].observations)
+    assert played.turns[2].ok == (True, True)
+    assert played.submitted_sql == COUNT + ";"
+
+
 def test_a_model_that_repeats_a_malformed_call_meets_the_turn_limit(play: Callable[..., Episode]) -> None:
     played = play("<tool_call>\nsearch\n</tool_call>", limits=LIMITS.model_copy(update={"max_turns": 4}))
     assert played.stop is StopReason.TURN_LIMIT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -32,10 +33,33 @@ def test_a_search_names_tables_columns_and_the_reason(toolbox: Toolbox) -> None:
     ]
 
 
-def test_a_search_without_a_match_says_so_and_lists_the_tables(toolbox: Toolbox) -> None:
-    observation = toolbox.run(ToolCall("search_schema", {"query": "zebra"}))
+@pytest.mark.parametrize("query", ["zebra", "Wie viele Schäden gibt es?", "有多少客户"])
+def test_a_search_without_a_match_falls_back_to_all_tables_and_what_they_hold(query: str, toolbox: Toolbox) -> None:
+    observation = toolbox.run(ToolCall("search_schema", {"query": query}))
     assert observation.ok
-    assert observation.text == 'Nothing matches "zebra". Tables: customers, policies, claims.'
+    assert observation.text.splitlines() == [
+        f'Nothing matches "{query}". All tables:',
+        "customers (customer_id, full_name, city)",
+        "policies (policy_id, customer_id, kind, premium): refers to customers",
+        "claims (claim_id, policy_id, amount, filed_on, ...): refers to policies",
+    ]
+
+
+def test_a_fallback_that_has_no_room_for_columns_still_names_every_table(tmp_path: Path) -> None:
+    lines = Toolbox(insurance(tmp_path), TOKENIZER, 60).run(ToolCall("search_schema", {"query": "zebra"})).text
+    assert lines.startswith('Nothing matches "zebra". Tables: customers, policies, claims.')
+
+
+def test_a_question_without_spaces_between_its_words_finds_its_tables(tmp_path: Path) -> None:
+    customers = 'CREATE TABLE "客户" ("客户编号" INTEGER PRIMARY KEY, "姓名" TEXT);'
+    toolbox = Toolbox(
+        insurance(tmp_path, customers + 'CREATE TABLE "订单" ("订单编号" INTEGER, "金额" REAL);'), TOKENIZER, 400
+    )
+    text = toolbox.run(ToolCall("search_schema", {"query": "每个客户的订单金额是多少"})).text
+    assert text.splitlines() == [
+        '"订单" (订单编号, 金额): matches "订单", "金额"',
+        '"客户" (客户编号): matches "客户"',
+    ]
 
 
 def test_a_search_shows_at_most_five_tables(tmp_path: Path) -> None:
@@ -66,6 +90,49 @@ def test_columns_come_with_types_keys_samples_and_the_row_count(toolbox: Toolbox
     assert "full_name TEXT, e.g. 'Ann O''Hara'" in toolbox.run(ToolCall("get_columns", {"table": '"customers"'})).text
 
 
+WIDE = """
+CREATE TABLE orders (order_id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customers(customer_id),
+  order_date DATETIME, required_date DATETIME, ship_name NVARCHAR(40), ship_address NVARCHAR(60),
+  ship_city NVARCHAR(15), ship_region NVARCHAR(15), ship_country NVARCHAR(15), freight DECIMAL(10,4));
+INSERT INTO orders VALUES
+  (1, 1, '2024-07-04', '2024-08-01', 'Vins et alcools', '59 rue de Rome', 'Reims', 'West', 'France', 32.38);
+"""
+
+
+def columns(folder: Path, cap: int, question: str, made: Sequence[ToolCall] = ()) -> list[str]:
+    toolbox = Toolbox(insurance(folder, WIDE), TOKENIZER, cap, question)
+    text = toolbox.run(ToolCall("get_columns", {"table": "orders"}), made).text
+    assert TOKENIZER.count(text) <= cap
+    return text.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("question", "line"),
+    [
+        ("How many orders went to each country?", "ship_country NVARCHAR(15), e.g. 'France'"),
+        ("Total freight of all orders", "freight DECIMAL(10,4), e.g. 32.38"),
+    ],
+)
+def test_on_a_wide_table_the_question_decides_which_columns_show_values(
+    question: str, line: str, tmp_path: Path
+) -> None:
+    lines = columns(tmp_path, 190, question)
+    assert line in lines
+    assert "ship_name" in lines, "the others give their types for it"
+    assert len(lines) == 11
+
+
+def test_a_search_decides_it_too(tmp_path: Path) -> None:
+    search = ToolCall("search_schema", {"query": "region"})
+    assert "ship_region NVARCHAR(15), e.g. 'West'" in columns(tmp_path, 190, "", [search])
+
+
+def test_a_table_that_is_too_wide_keeps_the_columns_that_were_asked_for(tmp_path: Path) -> None:
+    lines = columns(tmp_path, 100, "Total freight of all orders")
+    assert lines[1] == "freight DECIMAL(10,4), e.g. 32.38"
+    assert lines[-1].startswith("... ")
+
+
 def test_an_unknown_table_is_answered_with_the_nearest_one(toolbox: Toolbox) -> None:
     observation = toolbox.run(ToolCall("get_columns", {"table": "claim"}))
     assert not observation.ok
@@ -81,6 +148,14 @@ def test_names_that_need_quotes_are_shown_in_quotes(tmp_path: Path) -> None:
         '"group" INT, e.g. 1',
         "plain, e.g. <blob of 2 bytes>",
     ]
+
+
+@pytest.mark.parametrize("name", ["main.old", "[x]", "`y`", " edge ", '"q"'])
+def test_a_table_whose_name_looks_quoted_is_found_by_its_exact_name(name: str, tmp_path: Path) -> None:
+    quoted = name.replace('"', '""')
+    toolbox = Toolbox(insurance(tmp_path, f'CREATE TABLE "{quoted}" (value INTEGER);'), TOKENIZER, 400)
+    observation = toolbox.run(ToolCall("get_columns", {"table": name}))
+    assert (observation.ok, observation.text) == (True, f'"{quoted}": 0 rows\nvalue INTEGER')
 
 
 def test_rows_come_with_a_header_and_a_count(toolbox: Toolbox) -> None:
@@ -166,6 +241,16 @@ def test_cut_columns_are_counted(tmp_path: Path) -> None:
         ),
         ("SELECT year(filed_on) FROM claims", "no such function: year; use strftime('%Y', x)."),
         ("SELECT FROM claims", 'near "FROM": syntax error'),
+        *(
+            (query, "the schema is not read with SQL; call search_schema or get_columns.")
+            for query in (
+                "SELECT name FROM pragma_table_info('claims')",
+                "PRAGMA table_info(claims)",
+                "SHOW TABLES",
+                "DESCRIBE claims",
+                "SELECT * FROM information_schema.columns",
+            )
+        ),
         ("DELETE FROM claims", "DELETE is not allowed, the database is read-only; only SELECT works."),
     ],
 )
@@ -195,6 +280,43 @@ def test_a_wrong_call_is_answered_not_raised(call: ToolCall, words: str, toolbox
     observation = toolbox.run(call)
     assert not observation.ok
     assert words in observation.text
+
+
+@pytest.mark.parametrize(
+    ("call", "again", "answer"),
+    [
+        (
+            ToolCall("execute_sql", {"sql": "SELECT nothing FROM claims"}),
+            ToolCall("execute_sql", {"sql": "SELECT nothing\n  FROM claims;"}),
+            "Error: You made this call before, it fails again in the same way. "
+            "Use other tables or columns, look at them first, or answer with your best query.",
+        ),
+        (
+            ToolCall("execute_sql", {"sql": "SELECT 1"}),
+            ToolCall("execute_sql", {"sql": "SELECT 1"}),
+            "You made this call before, its answer stands above. "
+            "Answer if it is what was asked for, or change the query.",
+        ),
+        (
+            ToolCall("get_columns", {"table": "claims"}),
+            ToolCall("get_columns", {"table": "claims"}),
+            "You made this call before, its answer stands above. Look at another table, or write the query.",
+        ),
+        (
+            ToolCall("search_schema", {"query": "claims"}),
+            ToolCall("search_schema", {"query": "claims"}),
+            "You made this call before, its answer stands above. Search for other words, or call get_columns.",
+        ),
+    ],
+)
+def test_a_repeated_call_is_told_so_and_what_to_try_instead(
+    call: ToolCall, again: ToolCall, answer: str, toolbox: Toolbox
+) -> None:
+    first = toolbox.run(call)
+    assert "before" not in first.text
+    repeated = toolbox.run(again, [call])
+    assert (repeated.text, repeated.ok) == (answer, first.ok)
+    assert toolbox.run(call, [ToolCall("search_schema", {"query": "kind"})]) == first
 
 
 def test_a_slow_query_is_answered_with_advice(toolbox: Toolbox) -> None:

@@ -50,6 +50,7 @@ def test_a_summary_counts_what_the_table_shows() -> None:
     assert summary.accuracy.low <= 2 / 3 <= summary.accuracy.high
     assert summary.tool_call_rate == pytest.approx(2 / 3)
     assert summary.fallback_share == pytest.approx(2 / 6)
+    assert summary.repeated_share == pytest.approx(3 / 6)
     assert summary.merged_share == pytest.approx(3 / 4)
     assert summary.mean_turns == pytest.approx(7 / 3)
     assert summary.mean_completion_tokens == pytest.approx(70 / 3)
@@ -60,6 +61,13 @@ def test_a_summary_counts_what_the_table_shows() -> None:
     assert shares["split_kind"] == {"seen_database": 1.0, "unseen_database": 0.5}
     assert shares["difficulty"] == {"easy": 0.5, "hard": 1.0}
     assert summary.stops == {"answered": 1, "length": 1, "turn_limit": 1}
+
+
+def test_a_call_repeats_an_earlier_one_of_its_own_episode_whatever_its_white_space() -> None:
+    same, other = ToolCall("execute_sql", {"sql": "SELECT  1\n;"}), ToolCall("execute_sql", {"sql": "SELECT '1'"})
+    turns = [dataclasses.replace(turn(1, 1), calls=calls) for calls in ((CALL, other), (same,), (other, CALL))]
+    assert summarise([episode(1, *turns), episode(2, turns[0])]).repeated_share == pytest.approx(3 / 7)
+    assert summarise([episode(1, turn(0, 0))]).repeated_share is None
 
 
 def test_what_cannot_be_known_is_none() -> None:

@@ -34,7 +34,7 @@ def config(*overrides: str) -> Config:
 def questions(tmp_path: Path) -> list[Question]:
     database = str(insurance_file(tmp_path))
     return [
-        Question("q1", "insurance", "How many claims?", COUNT, database, difficulty="easy"),
+        Question("q1", "insurance", "How many claims?", COUNT, database, difficulty="easy", form="group-by"),
         Question("q2", "insurance", "Which kinds?", KINDS, database, difficulty="medium"),
     ]
 
@@ -111,6 +111,8 @@ def test_every_rule_judges_what_was_submitted(questions: list[Question], tmp_pat
     assert "2 questions on which the rules disagree" in text
     assert "q2: house no spider yes bird yes" in text
     assert "easy" in text
+    assert "by form (house rule)" in text
+    assert "group-by" in text
     assert "insurance" in text
     with pytest.raises(UserError, match="no finished evaluation"):
         verdicts(tmp_path / "none", questions, 5.0)

@@ -23,7 +23,19 @@ PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 SQL = "SELECT count(*) FROM claims WHERE note < '<b>'"
 KINDS = ("seen_database", "unseen_database")
 FENCED = f"```json\n{json.dumps({'name': 'execute_sql', 'arguments': {'sql': SQL}})}\n```"
-QUESTIONS = [Question(f"q{i}", "shop", f"Question {i}?", SQL, "x", split_kind=KINDS[i % 2]) for i in range(40)]
+QUESTIONS = [
+    Question(
+        f"q{i}",
+        "shop",
+        f"Question {i}?",
+        SQL,
+        "x",
+        ("easy", "hard")[i % 2],
+        "list" if i % 4 > 1 or i > 19 else "count",
+        KINDS[i % 2],
+    )
+    for i in range(40)
+]
 
 
 @pytest.fixture
@@ -39,7 +51,7 @@ def run(tmp_path: Path) -> RunDirectory:
     return directory
 
 
-def episode(question: Question, correct: bool) -> Episode:
+def episode(question: Question, correct: bool, stop: StopReason) -> Episode:
     call = ToolCall("execute_sql", {"sql": SQL})
     turns = (
         Turn(FENCED, "", (call,), (), ("Error: no such column",), (False,), 0, 300, 20, None),
@@ -55,15 +67,17 @@ def episode(question: Question, correct: bool) -> Episode:
         {"role": "assistant", "content": "3"},
     ]  # fmt: skip
     turns, reward = turns if correct else turns[1:], Reward(correct, 1.0, 1.0, 1.0, float(correct))
-    return Episode(question.id, turns, StopReason.ANSWERED, SQL, messages, seconds=1.5, reward=reward)
+    return Episode(question.id, turns, stop, SQL, messages, seconds=1.5, reward=reward)
 
 
-def evaluated(run: RunDirectory, who: str, is_correct: Callable[[int], bool]) -> None:
+def evaluated(
+    run: RunDirectory, who: str, is_correct: Callable[[int], bool], stop: StopReason = StopReason.ANSWERED
+) -> None:
     """An evaluation as `shared.evaluation.run` leaves it."""
     folder = run.evaluation(who)
     folder.mkdir(parents=True)
     answers = [is_correct(i) for i in range(len(QUESTIONS))]
-    episodes = [episode(q, right) for q, right in zip(QUESTIONS, answers, strict=True)]
+    episodes = [episode(q, right, stop) for q, right in zip(QUESTIONS, answers, strict=True)]
     write_jsonl(folder / "episodes.jsonl", episodes)
     summary = dataclasses.asdict(summarise(episodes, QUESTIONS, samples=300))
     write_json(folder / "summary.json", summary | {"seconds": 61.2})
@@ -94,7 +108,7 @@ def test_the_table_has_a_row_per_model_and_kind_of_database(config: Config, whol
     sft = rows[3]
     assert sft[0] == "after SFT"
     assert re.fullmatch(r"50\.0% \(3\d\.\d% to 6\d\.\d%\)", sft[1])
-    assert sft[2:] == ["40", "100.0%", "33.3%", "100.0%", "2.5", "61"]
+    assert sft[2:] == ["40", "100.0%", "33.3%", "33.3%", "100.0%", "2.5", "61"]
     assert rows[4][1].startswith("100.0%")
     assert rows[5][1].startswith("0.0%")
 
@@ -110,6 +124,28 @@ def test_no_real_change_is_called_noise(config: Config, run: RunDirectory, is_co
     evaluated(run, "sft", lambda i: i % 2 == 0)
     evaluated(run, "grpo", is_correct)
     assert verdict(collect(config, run)).endswith("within noise.")
+
+
+def test_accuracy_is_shown_by_difficulty_and_by_form(config: Config, whole_run: RunDirectory) -> None:
+    kinds = tables(collect(config, whole_run))[1]
+    assert kinds.header == ["questions", "number", "base", "after SFT", "after GRPO"]
+    assert [row[:2] for row in kinds.rows] == [
+        ["difficulty easy", "20"],
+        ["difficulty hard", "20"],
+        ["form count", "10"],
+        ["form list", "30"],
+    ]
+    assert [row[3].split(" ")[0] for row in kinds.rows] == ["100.0%", "0.0%", "50.0%", "50.0%"]
+    write_report(config, whole_run)
+    for name in ("report.md", "report.html"):
+        assert "difficulty hard" in (whole_run.report / name).read_text()
+
+
+def test_endings_are_explained_where_they_are_shown(config: Config, run: RunDirectory) -> None:
+    evaluated(run, "base", lambda i: False, StopReason.TURN_LIMIT)
+    facts = write_report(config, run)
+    assert ["turn_limit: the last allowed turn still asked for a tool", "40"] in tables(facts)[2].rows
+    assert "turn_limit: the last allowed turn still asked for a tool" in (run.report / "report.html").read_text()
 
 
 def test_an_unfinished_run_can_be_reported(config: Config, run: RunDirectory) -> None:
