@@ -16,7 +16,7 @@ from typing import Any
 
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.models.folder import check_model_folder, local_path
+from shared.models.folder import local_path
 from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward.reward import self_test
 from shared.runs import manifest as runs
@@ -32,11 +32,12 @@ from stage2_grpo.checkpoints.files import (
     saved_steps,
     step_folder,
 )
+from stage2_grpo.inputs import refuse_missing_agent, starting_model, total_steps
 from stage2_grpo.monitoring.server_watch import ServerWatch
 from stage2_grpo.monitoring.step_log import follow, settle
 from stage2_grpo.monitoring.tripwires import Row, Trip, best_step, kept_steps, tripped, validations_since_best
+from stage2_grpo.preflight.doctor.command import before_run
 from stage2_grpo.preflight.gate import training_questions
-from stage2_grpo.rollouts.custom_agent import load_agent
 from stage2_grpo.services import gateway_and_controller, trainer
 
 
@@ -50,8 +51,6 @@ def run(config: Config, run: RunDirectory) -> Path:
         print(f"grpo: finished before, {manifest['outputs']['model']}")
         return Path(manifest["outputs"]["model"])
     refuse_missing_agent(config)
-    from stage2_grpo.preflight.doctor.command import before_run  # which itself needs this module
-
     questions = list(read_questions(train))
     before_run(config, run, model, questions)
     self_test(questions, config.grpo, config.sandbox)
@@ -95,52 +94,6 @@ def conclude(config: Config, run: RunDirectory, model: Path, inputs: Mapping[str
     )
     print(f"GRPO_MODEL_PATH={run.grpo / 'model'}")
     return run.grpo / "model"
-
-
-def starting_model(config: Config, run: RunDirectory) -> Path:
-    """The checkpoint to start from; raises UserError when there is none or it is an unmerged adapter."""
-    if named := os.environ.get("SFT_MODEL_PATH"):
-        source = "SFT_MODEL_PATH"
-    elif named := config.grpo.model:
-        source = "grpo.model"
-    else:
-        named, source = newest_stage1(run), "the newest finished stage 1"
-    folder = local_path(named, source).resolve()
-    check_model_folder(folder, source)
-    return folder
-
-
-def newest_stage1(run: RunDirectory) -> str:
-    """Merged checkpoint of this run's stage 1, else of the newest finished one beside it."""
-    others = sorted(run.path.parent.glob(f"*/sft/{runs.MANIFEST}"), key=lambda file: file.stat().st_mtime, reverse=True)
-    for folder in [run.sft, *(file.parent for file in others)]:
-        if manifest := runs.read_manifest(folder):
-            return str(manifest["outputs"]["model"])
-    raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
-
-
-def refuse_missing_agent(config: Config) -> None:
-    """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
-    if config.grpo.agent and not config.grpo.gateway_url:
-        load_agent(config.grpo.agent)
-
-
-def total_steps(config: Config, questions: int) -> int:
-    """Steps of the whole training; raises UserError when not even one full batch is there."""
-    grpo = config.grpo
-    per_epoch = questions // grpo.train_batch_size
-    if per_epoch == 0:
-        raise UserError(
-            f"{questions} training questions do not fill one batch (grpo.train_batch_size {grpo.train_batch_size}); "
-            "lower the batch or bring more questions."
-        )
-    available = per_epoch * grpo.epochs
-    if grpo.total_steps is not None and grpo.total_steps > available:
-        raise UserError(
-            f"grpo.total_steps is {grpo.total_steps}, but {questions} questions make {available} steps in "
-            f"{grpo.epochs} epoch(s); raise grpo.epochs or lower grpo.total_steps."
-        )
-    return available if grpo.total_steps is None else grpo.total_steps
 
 
 def refuse_nothing_to_train(adopted: int, total: int) -> None:

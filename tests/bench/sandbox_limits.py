@@ -27,7 +27,7 @@ from pathlib import Path
 
 import psutil
 
-from data.prepare import prepare
+from data.stage import prepare
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.records import Question, read_questions

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data.spider import load
+from data.questions import load
 from shared.cli.command_line import run_main
 from shared.config.load import load_config
 from shared.config.schema import PROFILES
