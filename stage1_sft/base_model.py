@@ -109,8 +109,11 @@ def _gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
     core.add_special_tokens(special)
     names = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|endoftext|>", "unk": "<|endoftext|>"}
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, model_max_length=8192, clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"], **{f"{name}_token": token for name, token in names.items()}
+        tokenizer_object=core,
+        model_max_length=8192,
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+        **{f"{name}_token": token for name, token in names.items()},
     )
 
 

@@ -56,9 +56,15 @@ def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Messag
     written: list[Written] = []
     for messages in [*PROBES, *prompts]:
         text = render(messages, TOOLS, tokenizer, prompt=True)
-        prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt").to(device)
-        ids = adapted.generate(**prompt, max_new_tokens=_NEW_TOKENS, pad_token_id=tokenizer.pad_token_id, **_GREEDY)
-        written.append((ids, _answer_logits(adapted, ids, ids.shape[1] - prompt["input_ids"].shape[1])))
+        prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"].to(device)
+        ids = adapted.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=_NEW_TOKENS,
+            pad_token_id=tokenizer.pad_token_id,
+            **_GREEDY,
+        )
+        written.append((ids, _answer_logits(adapted, ids, ids.shape[1] - prompt.shape[1])))
     merged = adapted.merge_and_unload(safe_merge=True)
     exact = _share_of_same_choices(merged, written, tie=_TIE)
     if exact < 1.0:

@@ -12,13 +12,13 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
 from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.models.folder import check_model_folder, local_path, tool_template
+from shared.models.folder import local_path, tool_template
 from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Question, read_questions, write_jsonl
 from shared.runs.manifest import (
@@ -34,7 +34,7 @@ from shared.runs.manifest import (
     write_json,
 )
 from stage1_sft import teacher
-from stage1_sft.base_model import planned_folder, resolve
+from stage1_sft.base_model import locate, resolve
 from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
 
@@ -47,9 +47,8 @@ _PROBED = 3  # validation conversations on which the merge is verified
 
 def run(config: Config, run: RunDirectory) -> Path:
     """Train the stage unless that is done; returns the merged model folder and prints SFT_MODEL_PATH."""
-    mark = stage_fingerprint(config, run)
-    merged = run.sft / "merged"
-    if _is_finished(run, mark):
+    mark, merged = stage_fingerprint(config, run), run.sft / "merged"
+    if finished(run.sft, mark):
         print(f"sft: already trained in {run.sft}")
     else:
         _train(config, run, mark, merged)
@@ -60,7 +59,7 @@ def run(config: Config, run: RunDirectory) -> Path:
 def only_traces(config: Config, run: RunDirectory) -> None:
     """Synthesise the traces and stop; a later `run` with the same settings takes them over."""
     mark = stage_fingerprint(config, run)
-    if _is_finished(run, mark):
+    if finished(run.sft, mark):
         print(f"sft: already trained in {run.sft}; its traces are {run.sft / TRACE_FILES['train']}")
         return
     base = resolve(config.model, model_cache(config))
@@ -73,11 +72,11 @@ def only_traces(config: Config, run: RunDirectory) -> None:
 def plan(config: Config, run: RunDirectory) -> list[str]:
     """What `run` would do and where, as lines to print; changes nothing."""
     inputs = [run.data / f"{split}.jsonl" for split in TRACE_FILES]
-    done = all(file.exists() for file in inputs) and _is_finished(run, stage_fingerprint(config, run))
+    done = all(file.exists() for file in inputs) and finished(run.sft, stage_fingerprint(config, run))
     sft = config.sft
     return [
         f"sft: {'already trained' if done else 'to be trained'}",
-        f"  base model {planned_folder(config.model, model_cache(config))}",
+        f"  base model {locate(config.model, model_cache(config)) or f'{config.model} (from the model hub)'}",
         *[f"  reads {file}{'' if file.exists() else ' (not there yet)'}" for file in inputs],
         f"  up to {sft.max_traces} traces, LoRA {sft.lora_rank}/{sft.lora_alpha}, {sft.epochs} epoch(s), "
         f"batch {sft.batch_size * sft.gradient_accumulation}, learning rate {sft.learning_rate:g}",
@@ -87,17 +86,15 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
 
 def make_traces(config: Config, run: RunDirectory, base: Path) -> tuple[list[Trace], list[Trace], dict[str, Any]]:
     """Training and validation traces of the run with their counts, synthesised once and re-read afterwards."""
-    tokenizer = Tokenizer.from_folder(base)
+    tokenizer, counts = Tokenizer.from_folder(base), dict[str, Any]()
     limits = {"train": config.sft.max_traces, "val": max(_MIN_VAL, round(config.sft.max_traces * _VAL_SHARE))}
-    traces: dict[str, list[Trace]] = {}
-    counts: dict[str, Any] = {}
+    traces: dict[str, list[Any]] = {}
     for split, limit in limits.items():
         file = run.sft / TRACE_FILES[split]
         counts_file = file.with_suffix(".counts.json")
-        traces[split], counts[split] = cast(list[Trace], JsonlTail(file).new_rows()), read_object(counts_file)
-        if counts[split].get("traces") != len(traces[split]):  # the counts are written last
+        if read_object(counts_file).get("traces") != len(JsonlTail(file).new_rows()):  # the counts are written last
             write_json(counts_file, _write_traces(file, split, limit, config, run, tokenizer))
-            traces[split], counts[split] = cast(list[Trace], JsonlTail(file).new_rows()), read_object(counts_file)
+        traces[split], counts[split] = JsonlTail(file).new_rows(), read_object(counts_file)
     return traces["train"], traces["val"], counts
 
 
@@ -106,27 +103,21 @@ def _write_traces(
 ) -> dict[str, Any]:
     """Write up to `limit` traces of a split, from the teacher where there is one; returns their counts."""
     questions = drawn(read_questions(run.data / f"{split}.jsonl"), config.seed)
-    taught: dict[str, Trace] = {}
-    bill: dict[str, Any] = {}
+    taught, bill = dict[str, Trace](), dict[str, Any]()
     if config.teacher.endpoint is not None:
         taught, bill["teacher"] = teacher.teach(questions[:limit], config, tokenizer, run)
         print(teacher.bill_line(bill["teacher"]), flush=True)
     rest = [question for question in questions if question.id not in taught]
-    rows, too_long, dropped = synthesize(
-        rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split
-    )
+    rows, too_long, ids = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
     write_jsonl(file.with_suffix(".too_long.jsonl"), too_long)
+    dropped = {reason: len(questions) for reason, questions in ids.items()}
     if not rows and not taught:
         raise UserError(
             f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dropped_line(dropped)}); check their "
             "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
         )
-    return {
-        "traces": write_jsonl(file, [*taught.values(), *rows]),
-        "from_teacher": len(taught),
-        "dropped": dropped,
-        **bill,
-    }
+    written = write_jsonl(file, [*taught.values(), *rows])
+    return {"traces": written, "from_teacher": len(taught), "dropped": dropped, **bill}
 
 
 def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
@@ -161,35 +152,17 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
                 f"Every trace is longer than sft.max_length ({config.sft.max_length} tokens); raise it or lower "
                 "agent.observation_tokens."
             )
-    for split, kept in (("training", examples), ("validation", val)):
-        of_split = counts["train" if kept is examples else "val"]
-        longer = f"; {of_split['too_long']} traces longer than sft.max_length" if of_split["too_long"] else ""
-        print(f"sft: {len(kept)} traces for {split}; {dropped_line(of_split['dropped'])}{longer}", flush=True)
+    for split, kept in {"train": examples, "val": val}.items():
+        longer = f", {counts[split]['too_long']} longer than sft.max_length" if counts[split]["too_long"] else ""
+        print(f"sft: {split}: {len(kept)} traces; {dropped_line(counts[split]['dropped'])}{longer}", flush=True)
     adapter, figures = train(base, examples, val, config, run.sft)
     print(f"sft: merging {adapter.name} and verifying it ...", flush=True)
     conversations = [trace["messages"] for trace in val_traces[:_PROBED]]
     queries = [max([2, *(i for i, turn in enumerate(each) if turn.get("tool_calls"))]) for each in conversations]
     verified = merge(base, adapter, merged, [each[:i] for each, i in zip(conversations, queries, strict=True)])
-    finish_stage(
-        run.sft,
-        mark,
-        seconds=time.monotonic() - started,
-        outputs={"model": str(merged), "adapter": str(adapter)},
-        base_model=str(base),
-        counts=counts,
-        figures={**figures, **verified},
-    )
-
-
-def _is_finished(run: RunDirectory, mark: str) -> bool:
-    """Whether the manifest is there and the model that it names, too; a model deleted since is merged again."""
-    if not finished(run.sft, mark):
-        return False
-    try:
-        check_model_folder(run.sft / "merged")
-    except UserError:
-        return False
-    return True
+    outputs, seconds = {"model": str(merged), "adapter": str(adapter)}, time.monotonic() - started
+    details = {"base_model": str(base), "counts": counts, "figures": {**figures, **verified}}
+    finish_stage(run.sft, mark, seconds=seconds, outputs=outputs, **details)
 
 
 def stage_fingerprint(config: Config, run: RunDirectory) -> str:

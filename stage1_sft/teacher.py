@@ -30,7 +30,7 @@ from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
 from shared.reward.reward import judge
 from shared.runs.manifest import RunDirectory, fingerprint
 from shared.sql.database import Database
-from stage1_sft.traces import Dropped, Trace, make_trace, verify
+from stage1_sft.traces import Trace, flaw, make_trace
 
 
 def teach(
@@ -42,19 +42,12 @@ def teach(
     with teacher.*_price, the `cost`. Raises UserError when the endpoint fails for good; the next call continues.
     """
     lessons, teacher = _Lessons(questions, config, tokenizer, lesson_file(config, run)), config.teacher
-
-    async def play() -> None:
-        waiting = [question for question in questions if lessons.wants(question)]
-        key = os.environ.get(API_KEY, "")
-        async with ChatClient(str(teacher.endpoint), api_key=key, model=teacher.model) as chat:
-            await play_all(waiting, lambda question: lessons.teach(question, chat), teacher.concurrency, "teacher")
-
-    asyncio.run(play())
-    rows = lessons.rows
+    asyncio.run(lessons.play(questions))
+    rows, accepted = lessons.rows, lessons.accepted
     prompt, completion = (sum(row[kind] for row in rows) for kind in ("prompt_tokens", "completion_tokens"))
     bill: dict[str, Any] = {
         "asked": len(questions),
-        "solved": len(lessons.accepted),
+        "solved": len(accepted),
         "episodes": len(rows),
         "rejected": dict(Counter(row["reason"] for row in rows if row["reason"])),
         "requests": sum(row["requests"] for row in rows),
@@ -63,7 +56,6 @@ def teach(
     }
     if teacher.prompt_price or teacher.completion_price:
         bill["cost"] = round((prompt * teacher.prompt_price + completion * teacher.completion_price) / 1e6, 6)
-    accepted = lessons.accepted
     return {question.id: accepted[question.id] for question in questions if question.id in accepted}, bill
 
 
@@ -107,19 +99,24 @@ class _Lessons:
         self._tries = Counter(row["question_id"] for row in self.rows)
         kept = {row["question_id"]: row["trace"] for row in self.rows if row["trace"]}
         self.accepted: dict[str, Trace] = {  # another tokenizer may cut observations elsewhere
-            q.id: kept[q.id] for q in questions if q.id in kept and not self._flaw(kept[q.id], q)
+            q.id: kept[q.id] for q in questions if q.id in kept and not flaw(kept[q.id], q, config, tokenizer)
         }
         file.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(file, stored)  # completes a half-written last line
 
-    def wants(self, question: Question) -> bool:
-        """Whether the question is neither solved nor out of tries."""
+    async def play(self, questions: Sequence[Question]) -> None:
+        """Play the questions that are neither solved nor out of tries."""
+        teacher = self._config.teacher
+        waiting = [question for question in questions if self._wants(question)]
+        async with ChatClient(str(teacher.endpoint), os.environ.get(API_KEY, ""), teacher.model) as chat:
+            await play_all(waiting, lambda question: self._teach(question, chat), teacher.concurrency, "teacher")
+
+    def _wants(self, question: Question) -> bool:
         return question.id not in self.accepted and self._tries[question.id] < self._config.teacher.tries
 
-    async def teach(self, question: Question, chat: ChatClient) -> None:
-        """Play the question until an episode is accepted or its tries are used up."""
+    async def _teach(self, question: Question, chat: ChatClient) -> None:
         config = self._config
-        while self.wants(question):
+        while self._wants(question):
             database = Database(question.database, config.sandbox)
             episode = await run_episode(
                 question,
@@ -163,12 +160,5 @@ class _Lessons:
         turns = iter(episode.turns)
         trained = [message["role"] == "assistant" and all(next(turns).ok) for message in episode.messages]
         trace = make_trace(question, episode.messages, trained, {"teacher": self._config.teacher.model})
-        flaw = self._flaw(trace, question)
-        return flaw, None if flaw else trace
-
-    def _flaw(self, trace: Trace, question: Question) -> str:
-        try:
-            verify(trace, question, self._config, self._tokenizer)
-        except Dropped as reason:
-            return str(reason)
-        return ""
+        reason = flaw(trace, question, self._config, self._tokenizer)
+        return reason, None if reason else trace

@@ -20,6 +20,9 @@ from shared.reward.execution_match import execution_match, gold_is_ordered
 from shared.sql.database import Database, SqlError
 from shared.tool_calls import parse_hermes, render_turn
 
+TOO_MANY_TURNS = "more turns than agent.max_turns"
+TURN_TOO_LONG = "a turn longer than agent.max_turn_tokens"
+
 
 class Trace(TypedDict):
     """One JSONL row."""
@@ -34,15 +37,7 @@ class Trace(TypedDict):
 
 
 class Dropped(Exception):
-    """The question gives no usable trace; `str(error)` is the reason under which it is counted."""
-
-
-class TooLong(Dropped):
-    """`trace` has more or longer turns than the agent may write. It cannot be trained on, but its length is measured."""
-
-    def __init__(self, reason: str, trace: Trace) -> None:
-        super().__init__(reason)
-        self.trace = trace
+    """The question gives no trace; `str(error)` is the reason under which it is counted."""
 
 
 def make_trace(
@@ -75,12 +70,12 @@ def with_argument_objects(message: Message) -> Message:
     return {**message, "tool_calls": calls}
 
 
-def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenizer) -> None:
-    """Run the trace again from its text alone; raises Dropped for a trace that fails a check."""
+def flaw(trace: Trace, question: Question, config: Config, tokenizer: Tokenizer) -> str:
+    """Run the trace again from its text alone; returns why it may not be trained on, "" if it may."""
     database = Database(question.database, config.sandbox)
     toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
     if sum(message["role"] == "assistant" for message in trace["messages"]) > config.agent.max_turns:
-        raise TooLong("more turns than agent.max_turns", trace)
+        return TOO_MANY_TURNS
     messages, submitted = iter(trace["messages"]), None
     for message in messages:
         if message["role"] != "assistant":
@@ -88,18 +83,18 @@ def verify(trace: Trace, question: Question, config: Config, tokenizer: Tokenize
         calls = calls_of(message)
         text = render_turn(message["content"], calls)
         if tokenizer.count(text) + 1 > config.agent.max_turn_tokens:  # and the end-of-turn token
-            raise TooLong("a turn longer than agent.max_turn_tokens", trace)
+            return TURN_TOO_LONG
         if parse_hermes(text).calls != calls:
-            raise Dropped("turn reads back differently")
+            return "turn reads back differently"
         for call in calls:
             observation = toolbox.run(call)
             if next(messages)["content"] != observation.text:
-                raise Dropped("observation does not reproduce")
+                return "observation does not reproduce"
             if call.name == "execute_sql" and observation.ok:
                 submitted = call.arguments["sql"]
     submitted = submitted_block(trace["messages"][-1]["content"]) or submitted
-    if submitted is None or not answers_gold(database, question.gold_sql, submitted):
-        raise Dropped("last query misses the gold")
+    answers = submitted is not None and answers_gold(database, question.gold_sql, submitted)
+    return "" if answers else "last query misses the gold"
 
 
 def answers_gold(database: Database, gold_sql: str, sql: str) -> bool:

@@ -199,7 +199,9 @@ class _Watch(transformers.TrainerCallback):
     metrics: MetricsLog
     bar: tqdm[Any]
 
-    def on_step_end(self, _: Any, state: transformers.TrainerState, control: transformers.TrainerControl, **__: Any) -> None:
+    def on_step_end(
+        self, _: Any, state: transformers.TrainerState, control: transformers.TrainerControl, **__: Any
+    ) -> None:
         control.should_evaluate |= state.global_step >= state.max_steps
         self.bar.total = state.max_steps
         self.bar.update(state.global_step - self.bar.n)
