@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.folder import local_path, tool_template
@@ -172,16 +171,12 @@ def stage_fingerprint(config: Config, run: RunDirectory) -> str:
     if (folder := local_path(config.model)).is_dir():
         stats = {file.name: file.stat() for file in folder.iterdir() if file.is_file()}
         model = [str(folder.resolve()), sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())]
-    asked = to_dict(config.teacher) if config.teacher.endpoint else {}
-    for how_fast_or_dear in ("concurrency", "prompt_price", "completion_price"):
-        asked.pop(how_fast_or_dear, None)
+    settings = config.part_of("sft")
+    if not config.teacher.endpoint:
+        del settings["teacher"]
     return fingerprint(
         version=VERSION,
-        sft=to_dict(config.sft),
-        agent=to_dict(config.agent),
-        sandbox=to_dict(config.sandbox),
-        teacher=asked,
-        seed=config.seed,
+        settings=settings,
         model=model,
         prompt=[SYSTEM_PROMPT, TOOLS, tool_template()],
         train=train,

@@ -11,7 +11,6 @@ that misses or contain a wrong query with its real outcome; those turns are not 
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 from collections import Counter
@@ -65,8 +64,10 @@ def verified(question: Question, config: Config, tokenizer: Tokenizer) -> tuple[
         trace = build(question, config, tokenizer)
         reason = flaw(trace, question, config, tokenizer)
         if reason in (TOO_MANY_TURNS, TURN_TOO_LONG):
-            bare = dataclasses.replace(config.sft, wrong_turn_share=0.0, search_miss_share=0.0, parallel_share=1.0)
-            trace = build(question, dataclasses.replace(config, sft=bare), tokenizer, thought_share=0.0)
+            bare = config.sft.model_copy(
+                update={"wrong_turn_share": 0.0, "search_miss_share": 0.0, "parallel_share": 1.0}
+            )
+            trace = build(question, config.model_copy(update={"sft": bare}), tokenizer, thought_share=0.0)
             reason = flaw(trace, question, config, tokenizer)
     except Dropped as error:
         return None, str(error)

@@ -122,14 +122,13 @@ def probe_mark(config: Config, model: Path, questions: Sequence[Question]) -> st
 
 def _as_evaluation(config: Config) -> Config:
     """The settings of an evaluation that samples as the rollouts will."""
-    evaluate = dataclasses.replace(
-        config.evaluate,
-        samples=config.gate.samples,
-        temperature=config.grpo.temperature,
-        concurrency=config.grpo.concurrency,
-        bootstrap_samples=1,  # a probe has no interval, so its mark must not depend on it
-    )
-    return dataclasses.replace(config, evaluate=evaluate)
+    sampled = {
+        "samples": config.gate.samples,
+        "temperature": config.grpo.temperature,
+        "concurrency": config.grpo.concurrency,
+        "bootstrap_samples": 1,  # a probe has no interval, so its mark must not depend on it
+    }
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update=sampled)})
 
 
 def probed(config: Config, run: RunDirectory, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:

@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -121,9 +121,14 @@ def measured(
 ) -> Level:
     """Play all episodes with at most `in_flight` at a time; `folder` gets the logs and records."""
     folder.mkdir()
-    grpo = replace(config.grpo, concurrency=in_flight, ray_address=None, gateway_url=None, job_template=None)
+    grpo = config.grpo.model_copy(
+        update={"concurrency": in_flight, "ray_address": None, "gateway_url": None, "job_template": None}
+    )
     httpx.post(f"{server}/reset_prefix_cache", trust_env=False).raise_for_status()
-    with gateway_and_controller(replace(config, grpo=grpo), model, folder) as rollouts, rollouts.client(60) as http:
+    with (
+        gateway_and_controller(config.model_copy(update={"grpo": grpo}), model, folder) as rollouts,
+        rollouts.client(60) as http,
+    ):
         register(http, str(model), f"{server}/v1")
         before, began = load(server), time.monotonic()
         count = queue(http, questions, config)

@@ -162,7 +162,7 @@ def test_changed_settings_that_leave_no_step_are_refused() -> None:
 
 def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> None:
     save_steps(tmp_path, 4, 8, 12)
-    message = stage.go_back(tmp_path, Trip("the entropy collapsed", since=9))
+    message = stage.roll_back(tmp_path, Trip("the entropy collapsed", since=9))
     assert message.startswith("the entropy collapsed. Step 8 is the last good checkpoint")
     assert saved_steps(tmp_path) == [4, 8]
     assert (tmp_path / "tripped_step_12").exists()
@@ -170,7 +170,7 @@ def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> 
 
 def test_a_run_that_went_wrong_from_the_start_starts_anew(tmp_path: Path) -> None:
     save_steps(tmp_path, 4)
-    message = stage.go_back(tmp_path, Trip("x", since=1))
+    message = stage.roll_back(tmp_path, Trip("x", since=1))
     assert message == "x. No checkpoint is older than the fault: run again with such a change, it starts anew."
     assert saved_steps(tmp_path) == []
 

@@ -189,10 +189,10 @@ def wanted_blocks(config: Config) -> int:
 def _with_limits(config: Config, limits: Limits) -> Config:
     values = dataclasses.asdict(limits)
     sections = {
-        name: dataclasses.replace(section, **{key: value for key, value in values.items() if hasattr(section, key)})
+        name: section.model_copy(update={key: value for key, value in values.items() if hasattr(section, key)})
         for name, section in (("agent", config.agent), ("grpo", config.grpo), ("vllm", config.vllm))
     }
-    return dataclasses.replace(config, **sections)  # type: ignore[arg-type]
+    return config.model_copy(update=sections)
 
 
 def _values(

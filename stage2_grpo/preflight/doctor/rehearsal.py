@@ -12,7 +12,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,12 @@ def rehearse(case: Case) -> Iterator[Finding]:
     if case.model is None or not case.train:
         yield from check_rewards(case)
         return
-    here = replace(case.config.grpo, ray_address=None, gateway_url=None, job_template=None, nodes=1)
-    short = replace(case.config, agent=replace(case.config.agent, max_turns=_TURNS), grpo=here)
+    here = case.config.grpo.model_copy(
+        update={"ray_address": None, "gateway_url": None, "job_template": None, "nodes": 1}
+    )
+    short = case.config.model_copy(
+        update={"agent": case.config.agent.model_copy(update={"max_turns": _TURNS}), "grpo": here}
+    )
     with tempfile.TemporaryDirectory(prefix="firstcall-doctor-") as name:
         folder = Path(name)
         port = free_port()

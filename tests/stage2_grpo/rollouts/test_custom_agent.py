@@ -16,7 +16,7 @@ from shared.agent.prompts import TOOLS, opening_messages
 from shared.config.load import load_config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
-from shared.records import Episode, Question, StopReason, ToolCall
+from shared.records import Episode, Question, Reward, StopReason, ToolCall
 from shared.tool_calls import render_turn
 from stage2_grpo.rollouts.agent import RolloutTask, make_handler
 from stage2_grpo.rollouts.custom_agent import Assignment, load_agent
@@ -63,7 +63,7 @@ async def idle_agent(task: Assignment) -> None:
 
 def played(
     folder: Path, agent: str | None, *says: str, model: Callable[[Any], Any] | None = None
-) -> tuple[float | None, Episode]:
+) -> tuple[Reward | None, Episode]:
     """Reward of one episode on the insurance database, and its record without times and what only some agents run."""
     settings = ["agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400"]
     settings += [f"grpo.agent={agent}"] if agent else []
@@ -89,7 +89,8 @@ def test_reward_and_record_are_those_of_the_built_in_agent(tmp_path: Path, speec
 
 def test_a_good_episode_earns_the_full_reward(tmp_path: Path) -> None:
     reward, record = played(tmp_path, f"{__name__}:plain_agent", *SPEECH)
-    assert reward == 1.0
+    assert reward is not None
+    assert reward.total == 1.0
     assert (record.stop, [turn.merged for turn in record.turns]) == (StopReason.ANSWERED, [None, True, True, True])
     assert [len(turn.calls) for turn in record.turns] == [1, 1, 1, 0]
 
@@ -104,7 +105,7 @@ def test_a_prompt_that_outgrows_the_server_is_an_ending_whatever_the_agent_raise
     reward, record = played(tmp_path, f"{__name__}:plain_agent", model=model)
     assert (record.stop, len(record.turns), record.error) == (StopReason.CONTEXT_LIMIT, 2, "")
     assert reward is not None
-    assert 0 < reward < 1
+    assert 0 < reward.total < 1
 
 
 @pytest.mark.parametrize(
