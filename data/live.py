@@ -1,11 +1,11 @@
-"""A live PostgreSQL, MySQL or DuckDB database, read through SQLAlchemy into one SQLite file.
+"""Copy a live PostgreSQL, MySQL, MariaDB or DuckDB database into one SQLite file, through SQLAlchemy.
 
-A snapshot and not direct execution, on purpose: an agent in training runs thousands of queries at once, some of them
-hostile; the snapshot keeps that load and risk off the live server, gives every run the same rows, and lets all of the
-sandbox's limits apply. The price: gold SQL must run on SQLite, and the import names each one that does not.
+The copy is on purpose: an agent in training runs thousands of queries at once, some of them hostile. The copy keeps that
+load and risk off the live server, gives every run the same rows, and makes all limits of the sandbox apply. The price:
+gold SQL must run on SQLite; the import translates it and names each query that still fails.
 
-The role must not be able to write: that is asked of the server, and a role that can is refused. All tables are read in one
-read-only transaction, so they fit each other. Needs the packages of requirements/live.txt.
+A role that may write is refused. All tables are read in one read-only transaction, so they are consistent with each other.
+Needs the packages of requirements/live.txt.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import re
 import sqlite3
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -34,8 +34,8 @@ _DRIVERS = {
     "mysql": "mysql+pymysql",
     "mariadb": "mariadb+pymysql",
 }
-# What a column of such values is called in SQLite; others get no type there, so nothing is converted.
-_KINDS: dict[type, str] = {
+# The SQLite type of a column by the Python type of its values. Other columns get no type, so nothing is converted.
+_SQLITE_TYPES: dict[type, str] = {
     bool: "BOOLEAN",
     int: "INTEGER",
     float: "REAL",
@@ -48,6 +48,14 @@ _KINDS: dict[type, str] = {
     uuid.UUID: "TEXT",
     dict: "TEXT",
     list: "TEXT",
+}
+_DIALECTS = {
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+    "duckdb": "duckdb",
+    "sqlite": "sqlite",
 }
 _ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _CAN_WRITE = """
@@ -62,17 +70,26 @@ _WRITING = re.compile(
 
 
 def is_address(text: str) -> bool:
-    """True for an address like postgresql://reader@host/name, in contrast to a path."""
+    """True for an address like postgresql://reader@host/name, False for a path."""
     return re.match(r"[a-z][a-z0-9+]*://", text) is not None
 
 
-def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
-    """Copy `tables` (default: all; views only where named) into the new SQLite file `folder`/<database>.sqlite.
+def dialect(address: str) -> str:
+    """The SQL dialect of an address, as sqlglot names it. Raises UserError for a database that cannot be read."""
+    scheme = re.split(r"[+:]", address)[0]
+    if scheme not in _DIALECTS:
+        raise UserError(f"{scheme}:// is not supported; give an address that begins with {', '.join(_DIALECTS)}.")
+    return _DIALECTS[scheme]
 
-    Keys go along, and references among the copied tables. Raises UserError without SQLAlchemy or a driver, for a role that
-    can write, a missing table, one of more than MAX_ROWS rows or that SQLite cannot hold, and whatever the server refuses;
-    then nothing is left behind. Passwords never appear in a message.
+
+def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
+    """Copy `tables` (default: all tables, no views) into the new SQLite file `folder`/<database>.sqlite.
+
+    Keys are copied, and references among the copied tables. Raises UserError without SQLAlchemy or a driver, for a role
+    that may write, for a missing table, for one of more than MAX_ROWS rows or that SQLite cannot hold, and for whatever
+    the server refuses; then nothing is left behind. Passwords never appear in a message.
     """
+    dialect(address)
     alchemy = _sqlalchemy()
     shown = re.sub(r"//.*@", "//…@", address).split("?")[0]
     try:
@@ -87,10 +104,13 @@ def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
             _connected(url, alchemy) as live,
             contextlib.closing(sqlite3.connect(partial, isolation_level=None)) as copy,
         ):
-            if _can_write(live, alchemy):
-                raise UserError(
-                    f"The role of {shown} can write; give one that may only SELECT, so that nothing can harm the database."
-                )
+            can_write = False  # DuckDB and SQLite know no roles
+            if live.dialect.name == "postgresql":
+                can_write = bool(live.execute(alchemy.text(_CAN_WRITE)).scalar())
+            elif live.dialect.name in ("mysql", "mariadb"):  # a role granted to the role is not seen
+                can_write = any(map(_grants_writing, live.execute(alchemy.text("SHOW GRANTS")).scalars()))
+            if can_write:
+                raise UserError(f"The role of {shown} can write; give one that may only SELECT.")
             inspector = alchemy.inspect(live)
             names = _chosen(inspector, tables, shown)
             for name in tqdm(names, "reading tables", unit="table", leave=False, disable=None):
@@ -110,6 +130,7 @@ def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
 def _sqlalchemy() -> Any:
     try:
         import sqlalchemy
+        import sqlalchemy.dialects.mysql
         import sqlalchemy.exc
     except ImportError as error:
         raise UserError(
@@ -138,20 +159,8 @@ def _connected(url: Any, alchemy: Any) -> Iterator[Any]:
         yield live
 
 
-def _can_write(live: Any, alchemy: Any) -> bool:
-    """Ask the server what the role may do; DuckDB and SQLite know no roles.
-
-    MySQL does not tell what a role granted to the role may do; the transaction is read-only in any case.
-    """
-    if live.dialect.name == "postgresql":
-        return bool(live.execute(alchemy.text(_CAN_WRITE)).scalar())
-    if live.dialect.name in ("mysql", "mariadb"):
-        return any(map(_grants_writing, live.execute(alchemy.text("SHOW GRANTS")).scalars()))
-    return False
-
-
 def _grants_writing(grant: str) -> bool:
-    """Whether a line like "GRANT SELECT, INSERT (`a`) ON `shop`.* TO …" is about more than reading."""
+    """Whether a line like "GRANT SELECT, INSERT (`a`) ON `shop`.* TO …" grants more than reading."""
     privileges = re.sub(r"\(.*?\)", "", grant.partition(" ON ")[0])
     return _WRITING.search(privileges.upper()) is not None
 
@@ -171,11 +180,16 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
     """Copy one table; `copied` are the names of all that the file will hold."""
     alchemy, live = _sqlalchemy(), inspector.bind
     table = alchemy.Table(name, alchemy.MetaData(), autoload_with=live, resolve_fks=False)
-    columns = [_as_shown(column) for column in table.columns]
-    stored = [_json if isinstance(column.type, alchemy.JSON) else _plain for column in table.columns]
-    insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(stored))})"
+    # SQLAlchemy would turn a MySQL TIME into a time of day, although it holds any duration, and split a SET.
+    raw = (alchemy.dialects.mysql.TIME, alchemy.dialects.mysql.SET)
+    columns = [
+        alchemy.type_coerce(column, alchemy.types.NullType()) if isinstance(column.type, raw) else column
+        for column in table.columns
+    ]
+    is_json = [isinstance(column.type, alchemy.JSON) for column in table.columns]
+    insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(columns))})"
     create = f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, table, copied))})"
-    # Last of all that asks the server: PyMySQL drops the rest of a streamed result at the next statement.
+    # This query comes last: PyMySQL drops the rest of a streamed result at the next statement.
     rows = live.execution_options(stream_results=True).execute(alchemy.select(*columns).limit(MAX_ROWS + 1))
     count = 0
     try:
@@ -185,7 +199,7 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
             count += len(block)
             if count > MAX_ROWS:
                 raise UserError(f"Table {name} has more than {MAX_ROWS} rows; name the tables you need with --tables.")
-            copy.executemany(insert, ([store(cell) for store, cell in zip(stored, row, strict=True)] for row in block))
+            copy.executemany(insert, ([*map(_plain, row, is_json)] for row in block))
         copy.execute("COMMIT")
     except sqlite3.Error as error:
         raise UserError(
@@ -193,40 +207,33 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
         ) from error
 
 
-def _as_shown(column: Any) -> Any:
-    """The column without what SQLAlchemy would make of a TIME of MySQL, a time of day of any duration, and of a SET."""
-    alchemy = _sqlalchemy()
-    from sqlalchemy.dialects import mysql
-
-    if isinstance(column.type, (mysql.TIME, mysql.SET)):
-        return alchemy.type_coerce(column, alchemy.types.NullType())
-    return column
-
-
 def _definitions(inspector: Any, table: Any, copied: Sequence[str]) -> Iterator[str]:
+    """The column, key and reference clauses of a CREATE TABLE statement."""
     for column in table.columns:
-        yield f"{_quoted(column.name)} {_kind(column.type)}{'' if column.nullable else ' NOT NULL'}"
+        kind = ""
+        if getattr(column.type, "unsigned", False) and isinstance(column.type, _sqlalchemy().BigInteger):
+            kind = "NUMERIC"  # an unsigned BIGINT of MySQL exceeds SQLite's INTEGER
+        else:
+            with contextlib.suppress(NotImplementedError):
+                kind = _SQLITE_TYPES.get(column.type.python_type, "")
+        yield f"{_quoted(column.name)} {kind}{'' if column.nullable else ' NOT NULL'}"
     if table.primary_key.columns:
-        yield f"PRIMARY KEY ({_listed(column.name for column in table.primary_key.columns)})"
+        yield f"PRIMARY KEY ({', '.join(_quoted(column.name) for column in table.primary_key.columns)})"
     for link in inspector.get_foreign_keys(table.name):
         if link["referred_table"] in copied and not link["referred_schema"]:
-            target = f"{_quoted(link['referred_table'])} ({_listed(link['referred_columns'])})"
-            yield f"FOREIGN KEY ({_listed(link['constrained_columns'])}) REFERENCES {target}"
+            constrained, referred = (
+                ", ".join(map(_quoted, link[side])) for side in ("constrained_columns", "referred_columns")
+            )
+            yield f"FOREIGN KEY ({constrained}) REFERENCES {_quoted(link['referred_table'])} ({referred})"
 
 
-def _kind(column_type: Any) -> str:
-    """What the column is called in SQLite; an unsigned BIGINT of MySQL goes beyond what an INTEGER key holds."""
-    if getattr(column_type, "unsigned", False) and isinstance(column_type, _sqlalchemy().BigInteger):
-        return "NUMERIC"
-    try:
-        return _KINDS.get(column_type.python_type, "")
-    except NotImplementedError:
-        return ""
-
-
-def _plain(value: Any) -> Any:
+def _plain(value: Any, is_json: bool = False) -> Any:
     """The value as SQLite stores it: numbers as numbers, times as ISO 8601 text, structures as JSON, the rest as text."""
-    if value is None or isinstance(value, (float, str, bytes)):
+    if value is None:
+        return None
+    if is_json or isinstance(value, (dict, list, tuple)):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, (float, str, bytes)):
         return value
     if isinstance(value, int):
         return int(value) if -(2**63) <= value < 2**63 else float(value)
@@ -237,27 +244,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (datetime.date, datetime.time)):
         return value.isoformat()
     if isinstance(value, datetime.timedelta):
-        return _duration(value)
+        # [-]HH:MM:SS with all of the hours, as MySQL writes a TIME, and microseconds where there are any
+        seconds, micros = divmod(abs(value) // datetime.timedelta(microseconds=1), 10**6)
+        text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{micros:06}" if micros else "")
+        return f"-{text}" if value < datetime.timedelta() else text
     if isinstance(value, (memoryview, bytearray)):
         return bytes(value)
     if isinstance(value, (set, frozenset)):  # as some drivers of MySQL give a SET
         return ",".join(sorted(map(str, value)))
-    return _json(value) if isinstance(value, (dict, list, tuple)) else str(value)
-
-
-def _duration(value: datetime.timedelta) -> str:
-    """[-]HH:MM:SS with all of the hours, as MySQL writes a TIME, and microseconds where there are any."""
-    seconds, micros = divmod(abs(value) // datetime.timedelta(microseconds=1), 10**6)
-    text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}" + (f".{micros:06}" if micros else "")
-    return f"-{text}" if value < datetime.timedelta() else text
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(_quoted, names))
+    return str(value)
 
 
 def _quoted(name: str) -> str:

@@ -1,9 +1,9 @@
-"""Questions of other people's data sets, as rows that tell where they stand: Spider, BIRD, JSON, JSONL and CSV.
+"""Read questions from other people's data sets: Spider, BIRD, JSON, JSONL and CSV.
 
     Spider   a folder with train_spider.json, train_others.json, dev.json or test.json, and database/<id>/<id>.sqlite
     BIRD     a folder with train.json, dev.json or mini_dev_sqlite.json, and train_databases/, dev_databases/ or
-             databases/ beside them; `evidence` goes along
-    a file   .jsonl (an object per line), .json (a list) or .csv (with a header)
+             databases/ beside them; `evidence` is kept
+    a file   .jsonl (one object per line), .json (a list) or .csv (with a header)
 
 A row has `question`, the gold under `sql`, `query`, `SQL` or `gold_sql`, the database under `database` or `db_id`, and
 optionally `evidence` and `difficulty`. A database is found by name or path in the folder of databases: <name>,
@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from typing import Any
 
 from shared.errors import UserError
 
-_QUESTION_FILES = (
+QUESTION_FILES = (
     "train_spider.json",
     "train_others.json",
     "train.json",
@@ -32,32 +33,26 @@ _QUESTION_FILES = (
     "mini_dev_sqlite.json",
 )
 _DATABASE_FOLDERS = ("database", "databases", "dev_databases", "train_databases", "test_database")
-_ENDINGS = ("", ".sqlite", ".db", ".sqlite3")
+_SUFFIXES = ("", ".sqlite", ".db", ".sqlite3")
+_SQLITE_MAGIC = b"SQLite format 3\0"
 _LONGEST_CELL = 16_000_000  # characters of a CSV file
 _GOLDS = ("sql", "query", "SQL", "gold_sql")
-_DIFFICULTIES = {
-    "simple": "easy",
-    "moderate": "medium",
-    "challenging": "hard",
-    "easy": "easy",
-    "medium": "medium",
-    "hard": "hard",
-}
+_DIFFICULTIES = {"simple": "easy", "moderate": "medium", "challenging": "hard"}  # BIRD's words for Spider's
 
 
 class BadRowError(ValueError):
-    """Why a row cannot be used; ends with what to do about it."""
+    """The reason why a row cannot be used. It ends with the fix."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a row stands: file and line, or for a JSON list the number of its entry, counted from 1."""
+    """The position of a row: its file, and its line or, in a JSON list, the number of its entry, counted from 1."""
 
     file: str
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}, row {self.line}" if self.file.endswith(".json") else f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
@@ -68,36 +63,42 @@ class SourceRow:
     database: str  # name or path
     question: str
     gold_sql: str
-    evidence: str = ""  # what BIRD says beside the question
-    difficulty: str = ""  # easy | medium | hard, or "" where the source rates nothing
+    evidence: str = ""  # BIRD's hint for the question
+    difficulty: str = ""  # easy | medium | hard, or "" where the source does not rate it
 
 
 @dataclass(frozen=True)
 class Source:
-    """Question files and folders in which their databases are looked for, or the one database of all questions."""
+    """Question files, and either the folders that hold their databases or the one database of all questions."""
 
     files: tuple[Path, ...]
     folders: tuple[Path, ...]
     only: Path | None = None
 
-    def database(self, name: str) -> Path | None:
-        """The file of a database, or None. A name never leads out of the folders, a path given in full is taken as it is."""
+    def database(self, name: str) -> Path:
+        """The SQLite file called `name`; a relative name never leads out of the folders.
+
+        Raises BadRowError when there is none.
+        """
         if self.only:
             return self.only
-        if not name or "\0" in name or ".." in Path(name).parts:
-            return None
-        for folder in self.folders:
-            for inner in (name, f"{name}/{name}"):
-                for ending in _ENDINGS:
-                    if len(path := str(folder / f"{inner}{ending}")) < 4096 and Path(path).is_file():
-                        return Path(path).resolve()
-        return None
+        if name and ".." not in Path(name).parts:
+            for folder in self.folders:
+                for inner in (name, f"{name}/{name}"):
+                    for suffix in _SUFFIXES:
+                        path = folder / f"{inner}{suffix}"
+                        if os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
+                            return path.resolve()
+        raise BadRowError(
+            f"its database {name[:80]!r} is not in {', '.join(map(str, self.folders))}; put it there, correct the name, "
+            "or name another folder with --databases"
+        )
 
 
-def find_source(path: Path, databases: Path | None) -> Source:
+def find_source(path: Path, databases: Path | None = None) -> Source:
     """What there is to read at `path`, a folder or a question file.
 
-    `databases` replaces the usual folders beside it; a file there is the database of every question.
+    `databases` replaces the usual folders beside it; if it is a file, it is the database of every question.
 
     Raises UserError when there are no questions or no folder of databases.
     """
@@ -111,36 +112,42 @@ def find_source(path: Path, databases: Path | None) -> Source:
     folders = (databases,) if databases else tuple(beside)
     if path.is_file():
         return Source((path,), folders, only)
-    files = tuple(path / name for name in _QUESTION_FILES if (path / name).is_file())
+    files = tuple(path / name for name in QUESTION_FILES if (path / name).is_file())
     if not files:
         raise UserError(
-            f"{path} holds no question file ({', '.join(_QUESTION_FILES)}); a folder of databases alone asks nothing: give "
-            "a JSONL or CSV file with question, sql and database, and the folder as --databases."
+            f"{path} holds no question file ({', '.join(QUESTION_FILES)}). Databases alone are not enough: give a JSONL "
+            "or CSV file with question, sql and database, and the folder as --databases."
         )
     return Source(files, folders, only)
 
 
 def read_rows(source: Source) -> Iterator[tuple[Place, SourceRow | BadRowError]]:
-    """All rows in order, a bad one as the reason. Raises UserError for a file that cannot be read at all."""
+    """All rows in order; a bad row is given as the reason. Raises UserError for a file that cannot be read at all."""
     for file in source.files:
-        for line, value in entries(file):
+        for line, value in _entries(file, needs_database=source.only is None):
             place = Place(file.name, line)
             try:
-                yield place, _row(place, value, named=source.only is None)
+                yield place, _row(place, value, needs_database=source.only is None)
             except BadRowError as reason:
                 yield place, reason
 
 
-def entries(file: Path) -> Iterator[tuple[int, Any]]:
-    """The entries of a question file with their places, bad ones as BadRowError. Raises UserError for an unreadable file."""
+def _entries(file: Path, *, needs_database: bool) -> Iterator[tuple[int, Any]]:
+    """The entries of a question file with their line or number; an unreadable entry is given as BadRowError."""
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        content = file.read_bytes()
+        if content.startswith(_SQLITE_MAGIC):
+            raise UserError(
+                f"{file} is a SQLite database, not a question file; give the questions as a JSONL or CSV file, and "
+                f"the database with --databases {file}."
+            )
+        text = content.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read ({error}); give a UTF-8 file.") from error
     if file.suffix == ".jsonl":
         return _json_lines(text)
     if file.suffix == ".csv":
-        return _csv_rows(text, file)
+        return _csv_rows(text, file, needs_database=needs_database)
     try:
         document = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
@@ -160,25 +167,29 @@ def _json_lines(text: str) -> Iterator[tuple[int, Any]]:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | BadRowError:
-    """The object of these pairs, where every name stands once."""
-    value = dict(pairs)
-    if len(value) == len(pairs):
-        return value
-    return BadRowError(f"it names {_named_twice([name for name, _ in pairs])!r} twice; keep one of them")
+    """The JSON object of these pairs. A repeated name makes the row a bad one."""
+    if twice := _repeated([name for name, _ in pairs]):
+        return BadRowError(f"it names {twice!r} twice; keep one of them")
+    return dict(pairs)
 
 
-def _csv_rows(text: str, file: Path) -> Iterator[tuple[int, Any]]:
+def _csv_rows(text: str, file: Path, *, needs_database: bool) -> Iterator[tuple[int, Any]]:
     csv.field_size_limit(_LONGEST_CELL)
     reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
     try:
-        if reader.fieldnames is not None:
-            _check_header(reader.fieldnames, file)
+        names = reader.fieldnames or ()
+        complete = "question" in names and set(_GOLDS) & set(names)
+        if names and not (complete and (not needs_database or {"database", "db_id"} & set(names))):
+            raise UserError(
+                f"{file}, line 1: the header must name question, sql and database, separated by commas; it names "
+                f"{', '.join(names)[:200]}. Without a database column, give the one database with --databases FILE."
+            )
+        if twice := _repeated([name for name in names if name]):
+            raise UserError(f"{file}, line 1: the header names {twice} twice; keep one of these columns.")
         for row in reader:
             whole = None not in row and None not in row.values()
-            yield (
-                reader.line_num,
-                row if whole else BadRowError("it has not as many cells as the header; quote its texts"),
-            )
+            uneven = BadRowError("its number of cells differs from the header's; put its texts in quotes")
+            yield reader.line_num, row if whole else uneven
     except csv.Error as error:
         raise UserError(
             f"{file}, after line {reader.line_num}: this is not CSV ({error}); quote its texts, each of at most "
@@ -186,34 +197,26 @@ def _csv_rows(text: str, file: Path) -> Iterator[tuple[int, Any]]:
         ) from error
 
 
-def _check_header(names: Sequence[str], file: Path) -> None:
-    if "question" not in names or not set(_GOLDS) & set(names):
-        raise UserError(
-            f"{file}, line 1: the header must name question, sql and database, parted by commas; it names "
-            f"{', '.join(names)[:200] or 'nothing'}."
-        )
-    if twice := _named_twice([name for name in names if name]):
-        raise UserError(f"{file}, line 1: the header names {twice} twice; keep one of these columns.")
-
-
-def _named_twice(names: Sequence[str]) -> str | None:
+def _repeated(names: Sequence[str]) -> str | None:
     return next((name for name, count in Counter(names).items() if count > 1), None)
 
 
-def _row(place: Place, value: Any, *, named: bool) -> SourceRow:
+def _row(place: Place, value: Any, *, needs_database: bool) -> SourceRow:
     if isinstance(value, BadRowError):
         raise value
     if not isinstance(value, dict):
         raise BadRowError("it is not a JSON object; write one with question, sql and database")
     gold = next((name for name in _GOLDS if value.get(name) and isinstance(value[name], str)), "sql")
     database = "db_id" if value.get("db_id") and not value.get("database") else "database"
+    difficulty = _text(value, "difficulty", needed=False).lower()
+    difficulty = _DIFFICULTIES.get(difficulty, difficulty)
     return SourceRow(
         place,
-        _text(value, database, needed=named),
+        _text(value, database, needed=needs_database),
         _text(value, "question"),
         _text(value, gold),
         _text(value, "evidence", needed=False),
-        _DIFFICULTIES.get(_text(value, "difficulty", needed=False).lower(), ""),
+        difficulty if difficulty in _DIFFICULTIES.values() else "",
     )
 
 
@@ -225,11 +228,6 @@ def _text(row: dict[str, Any], key: str, *, needed: bool = True) -> str:
         names = ", ".join(row)[:200].encode(errors="backslashreplace").decode()
         there = "" if key in row or not row else f", only under {names}"
         raise BadRowError(f'it has no text under "{key}"{there}; a row needs question, sql and database')
-    return whole_text(value, key)
-
-
-def whole_text(value: str, key: str) -> str:
-    """The text under `key` without white space around it; BadRowError when it cannot be written as UTF-8."""
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -1,17 +1,19 @@
-"""Who learns from which question: splits by database and within databases, without leaks.
+"""Split questions into train, val and test without leakage.
 
 Some databases are held out as a whole ("unseen_database" tests); the questions of the others are dealt to train, val
-and test. Questions that share a text or a gold (paraphrases) are one group and stay together, over databases too: a
+and test. Questions that share a text or a gold (paraphrases) form one group and stay together, across databases too: a
 group that touches a held-out database is test only. Every split is ordered so that any prefix of it is balanced.
 """
 
 from __future__ import annotations
 
 import random
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, pairwise, zip_longest
+
+import networkx
 
 from data.sql_form import DIFFICULTIES, gold_key, question_key
 from shared.config.schema import DataConfig
@@ -19,6 +21,7 @@ from shared.errors import UserError
 from shared.records import Question
 
 SEEN, UNSEEN = "seen_database", "unseen_database"
+_MOST_HELD_OUT = 1 / 3  # of the databases, and of the questions
 
 
 class LeakageError(Exception):
@@ -27,75 +30,77 @@ class LeakageError(Exception):
 
 @dataclass
 class Splits:
+    """The questions of each split, and the databases that only the test asks about."""
+
     train: list[Question] = field(default_factory=list)
     val: list[Question] = field(default_factory=list)
     test: list[Question] = field(default_factory=list)
+    unseen: set[str] = field(default_factory=set)
 
-    def items(self) -> Iterable[tuple[str, list[Question]]]:
-        return (("train", self.train), ("val", self.val), ("test", self.test))
+    def items(self) -> tuple[tuple[str, list[Question]], ...]:
+        """Name and questions of each split."""
+        return ("train", self.train), ("val", self.val), ("test", self.test)
 
 
 def make_splits(questions: Sequence[Question], data: DataConfig, seed: int, sizes: Mapping[str, int]) -> Splits:
-    """Deal the questions; `sizes` holds one number per database (its bytes), to hold out small and large ones alike.
+    """Split the questions; `sizes` holds the bytes of each database, so that small and large ones are held out alike.
 
     Raises UserError when the settings leave a split empty.
     """
     rng = random.Random(f"splits.{seed}")
-    unseen = choose_unseen(sizes, data.unseen_databases, rng)
-    splits = Splits()
+    splits = Splits(unseen=choose_unseen(sizes, Counter(q.db_id for q in questions), data.unseen_databases, rng))
     dealt: dict[str, list[list[Question]]] = defaultdict(list)
     for group in paraphrase_groups(questions):
-        if any(question.db_id in unseen for question in group):
+        if any(question.db_id in splits.unseen for question in group):
             splits.test += group
         else:
             dealt[group[0].db_id].append(group)
     for db_id in sorted(dealt):
         _deal(dealt[db_id], data, rng, splits)
-    _refuse_empty(splits, data)
+    needed = {"train": True, "val": data.val_share > 0, "test": data.test_share > 0 or data.unseen_databases > 0}
+    for name, chosen in splits.items():
+        if needed[name] and not chosen:
+            raise UserError(
+                f"The {name} split of {len(questions)} questions is empty; add questions (20 on one database are enough), "
+                "or change data.unseen_databases, data.test_share or data.val_share."
+            )
     splits.train, splits.val = _spread(splits.train, rng), _spread(splits.val, rng)
-    splits.test = _test_order(splits.test, unseen, rng)
+    labelled = [replace(q, split_kind=UNSEEN if q.db_id in splits.unseen else SEEN) for q in splits.test]
+    kinds = [_spread([q for q in labelled if q.split_kind == kind], rng) for kind in (UNSEEN, SEEN)]
+    splits.test = [question for pair in zip_longest(*kinds) for question in pair if question]
     return splits
 
 
-def choose_unseen(sizes: Mapping[str, int], count: int, rng: random.Random) -> set[str]:
-    """Names of the held-out databases, one from each of `count` equal ranges of size; fewer where that would leave none."""
-    count = held_out_count(count, len(sizes))
+def choose_unseen(sizes: Mapping[str, int], questions: Mapping[str, int], wanted: int, rng: random.Random) -> set[str]:
+    """Names of the held-out databases, one from each of equal ranges of size.
+
+    At most `wanted` databases, and at most a third of the databases and of the questions: training needs the rest.
+    """
+    count = min(wanted, int(len(sizes) * _MOST_HELD_OUT))
     ordered = sorted(sizes, key=lambda name: (sizes[name], name))
     bounds = [len(ordered) * i // count for i in range(count + 1)] if count else []
-    return {rng.choice(ordered[low:high]) for low, high in pairwise(bounds)}
-
-
-def held_out_count(wanted: int, databases: int) -> int:
-    """How many of so many databases are held out: as many as wanted, or half where that would leave none to train on."""
-    return wanted if wanted < databases else databases // 2
+    unseen = {rng.choice(ordered[low:high]) for low, high in pairwise(bounds)}
+    while sum(questions[name] for name in unseen) > sum(questions.values()) * _MOST_HELD_OUT:
+        unseen.remove(max(unseen, key=lambda name: (questions[name], name)))
+    return unseen
 
 
 def paraphrase_groups(questions: Sequence[Question]) -> list[list[Question]]:
     """Connected components of "same question text or same gold", in order of their first question."""
-    root = list(range(len(questions)))
-
-    def find(index: int) -> int:
-        while root[index] != index:
-            root[index] = root[root[index]]
-            index = root[index]
-        return index
-
-    first: dict[tuple[str, str], int] = {}
+    shared = networkx.Graph()
     for index, question in enumerate(questions):
-        for key in _keys(question):
-            older, newer = sorted((find(first.setdefault(key, index)), find(index)))
-            root[newer] = older
-    groups: dict[int, list[Question]] = defaultdict(list)
-    for index, question in enumerate(questions):
-        groups[find(index)].append(question)
-    return list(groups.values())
+        shared.add_edges_from((index, key) for key in _keys(question))
+    groups = (
+        sorted(node for node in group if isinstance(node, int)) for group in networkx.connected_components(shared)
+    )
+    return [[questions[index] for index in group] for group in sorted(groups)]
 
 
 def leakage_check(train: Sequence[Question], val: Sequence[Question], test: Sequence[Question]) -> None:
-    """Raises LeakageError, naming the ids, when splits share a question text or gold, or training saw an unseen database."""
+    """Raises LeakageError when splits share a question text or a gold, or training uses an unseen database."""
     owner: dict[tuple[str, str], tuple[str, str]] = {}
     problems = []
-    for split, questions in Splits([*train], [*val], [*test]).items():
+    for split, questions in (("train", train), ("val", val), ("test", test)):
         for question in questions:
             for key in _keys(question):
                 other, identity = owner.setdefault(key, (split, question.id))
@@ -114,7 +119,7 @@ def _keys(question: Question) -> tuple[tuple[str, str], ...]:
 
 
 def _deal(groups: list[list[Question]], data: DataConfig, rng: random.Random, splits: Splits) -> None:
-    """Deal one database's groups. Going through them by difficulty, each split gets a group when it is owed one."""
+    """Deal one database's groups by difficulty: each split gets a group when its share of the questions is due."""
     rng.shuffle(groups)
     groups.sort(key=lambda group: (*DIFFICULTIES, "unknown").index(group[0].difficulty))
     test_owed, val_owed = rng.random(), rng.random()
@@ -129,21 +134,6 @@ def _deal(groups: list[list[Question]], data: DataConfig, rng: random.Random, sp
             splits.val += group
         else:
             splits.train += group
-
-
-def _refuse_empty(splits: Splits, data: DataConfig) -> None:
-    wanted = {"train": True, "val": data.val_share > 0, "test": data.test_share > 0 or data.unseen_databases > 0}
-    for name, questions in splits.items():
-        if wanted[name] and not questions:
-            raise UserError(f"The {name} split is empty; add questions, or change data.unseen_databases, "
-                            "data.test_share or data.val_share.")  # fmt: skip
-
-
-def _test_order(questions: Sequence[Question], unseen: set[str], rng: random.Random) -> list[Question]:
-    """Seen and unseen databases in turn, as long as both last."""
-    labelled = [replace(q, split_kind=UNSEEN if q.db_id in unseen else SEEN) for q in questions]
-    kinds = [_spread([q for q in labelled if q.split_kind == kind], rng) for kind in (UNSEEN, SEEN)]
-    return [question for pair in zip_longest(*kinds) for question in pair if question]
 
 
 def _spread(questions: Sequence[Question], rng: random.Random) -> list[Question]:

@@ -1,4 +1,4 @@
-"""What the form of a question or gold tells: what two wordings have in common, how difficult and how repeatable it is.
+"""Normal forms of questions and golds, and what the form of a gold tells: its difficulty and whether it is repeatable.
 
 Normal forms are keys for comparing, not text to show or run.
 """
@@ -25,9 +25,9 @@ def question_key(question: str) -> str:
     return " ".join(re.sub(r"[^\w]+", " ", question.casefold()).split())
 
 
-@lru_cache(maxsize=100_000)  # asked for by the generator, the grouping and the leakage check
+@lru_cache(maxsize=100_000)  # the generator, the grouping and the leakage check ask for the same golds
 def gold_key(sql: str) -> str:
-    """The SQL with one spelling of keywords, identifiers, quotes and whitespace; unreadable SQL is squeezed as text."""
+    """The SQL with one spelling of keywords, identifiers, quotes and whitespace; unreadable SQL is keyed as plain text."""
     tree = _parse(sql)
     return question_key(sql) if tree is None else tree.transform(_plain).sql(dialect="sqlite", comments=False)
 
@@ -44,24 +44,23 @@ def rate(sql: str) -> Difficulty:
 
 
 def is_repeatable(sql: str) -> bool:
-    """False when the SQL asks chance or the clock, so that its result changes by itself; unreadable SQL counts as repeatable.
+    """False when the SQL calls a random function or reads the clock; unreadable SQL counts as repeatable.
 
-    SQLite's functions of the clock: https://sqlite.org/lang_datefunc.html.
+    SQLite's date functions read the clock without an argument or with 'now': https://sqlite.org/lang_datefunc.html.
     """
     tree = _parse(sql)
-    return tree is None or not any(map(_changes, tree.transform(_plain).walk()))
+    for node in tree.transform(_plain).walk() if tree else ():
+        name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
+        given = [*node.iter_expressions()]
+        reads_clock = not given or any(value.is_string and value.name.lower() == "now" for value in given)
+        if name in _CHANGING or (name in _CLOCKS and reads_clock):
+            return False
+    return True
 
 
 def is_explain(sql: str) -> bool:
-    """True when the SQL asks how SQLite would run a query."""
+    """True when the SQL is an EXPLAIN statement."""
     return _EXPLAIN.match(sql) is not None
-
-
-def _changes(node: exp.Expression) -> bool:
-    name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
-    given = [*node.iter_expressions()]
-    asks_now = not given or any(value.is_string and value.name.lower() == "now" for value in given)
-    return name in _CHANGING or (name in _CLOCKS and asks_now)
 
 
 def _parse(sql: str) -> exp.Expression | None:
@@ -72,7 +71,7 @@ def _parse(sql: str) -> exp.Expression | None:
 
 
 def _plain(node: exp.Expression) -> exp.Expression:
-    """Identifiers in lower case; a lone name in double quotes is how many golds write a text."""
+    """Identifiers in lower case; a lone name in double quotes is a text in many golds."""
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier) and node.this.quoted and not node.table:
         return exp.Literal.string(node.name)
     if isinstance(node, exp.Identifier):

@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from data.prepare import prepare
+from data.stage import prepare
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.records import Episode, Question, StopReason, read_questions

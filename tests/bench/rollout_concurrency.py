@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -27,10 +27,10 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.processes.owned_process import OwnedProcess, free_port
 from shared.processes.vllm_server import server_argv, server_environment
-from shared.records import JsonlTail, Question, read_questions
+from shared.records import Question, read_episodes, read_questions
 from shared.runs.manifest import question_file
+from stage2_grpo.inputs import starting_model
 from stage2_grpo.services import Rollouts, gateway_and_controller, register
-from stage2_grpo.stage import starting_model
 
 _ENOUGH = 0.95  # of the most tokens per second
 _POLL_SECONDS = 0.5
@@ -121,23 +121,28 @@ def measured(
 ) -> Level:
     """Play all episodes with at most `in_flight` at a time; `folder` gets the logs and records."""
     folder.mkdir()
-    grpo = replace(config.grpo, concurrency=in_flight, ray_address=None, gateway_url=None, job_template=None)
+    grpo = config.grpo.model_copy(
+        update={"concurrency": in_flight, "ray_address": None, "gateway_url": None, "job_template": None}
+    )
     httpx.post(f"{server}/reset_prefix_cache", trust_env=False).raise_for_status()
-    with gateway_and_controller(replace(config, grpo=grpo), model, folder) as rollouts, rollouts.client(60) as http:
+    with (
+        gateway_and_controller(config.model_copy(update={"grpo": grpo}), model, folder) as rollouts,
+        rollouts.client(60) as http,
+    ):
         register(http, str(model), f"{server}/v1")
         before, began = load(server), time.monotonic()
         count = queue(http, questions, config)
         seen = watched(http, server, count, rollouts)
         seconds, after = time.monotonic() - began, load(server)
-    episodes = JsonlTail(folder / "episodes.jsonl").new_rows()
-    judged = [episode for episode in episodes if episode["reward"] is not None]
+    episodes = read_episodes(folder / "episodes.jsonl")
+    judged = [episode for episode in episodes if episode.reward is not None]
     return Level(
         in_flight=in_flight,
         episodes=count,
         lost=count - len(judged),
-        tokens=sum(episode["completion_tokens"] for episode in judged),
+        tokens=sum(turn.completion_tokens for episode in judged for turn in episode.turns),
         seconds=seconds,
-        median_seconds=statistics.median(episode["seconds"] for episode in episodes),
+        median_seconds=statistics.median(episode.seconds + episode.reward_seconds for episode in episodes),
         running=statistics.fmean(one["running"] for one in seen),
         waiting=max(one["waiting"] for one in seen),
         cache=max(one["cache"] for one in seen),

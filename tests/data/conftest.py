@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from data.prepare import prepare
+from data.stage import prepare
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.records import Question, read_questions

@@ -15,12 +15,13 @@ import pytest
 
 from data import importing, sources
 from data.check import Checked, check
-from data.prepare import prepare
-from data.sources import find_source
-from data.spider import load
+from data.questions import load
+from data.sources import find_source, read_rows
+from data.stage import prepare
 from shared.errors import UserError
 from shared.evaluation import __main__ as evaluate
 from shared.records import read_questions
+from shared.sql.database import Database
 from tests.beside import REAL_DATA, needs_real_data
 from tests.data.conftest import ROOT, settings
 
@@ -43,7 +44,8 @@ def jsonl(folder: Path, *rows: Any) -> Path:
 
 
 def checked(path: Path, databases: Path | None = None) -> Checked:
-    return check(find_source(path, databases), CONFIG)
+    source = find_source(path, databases)
+    return check(source, [*read_rows(source)], CONFIG)
 
 
 @pytest.mark.parametrize("name", ["pets.sqlite", "pets.db", "pets/pets.sqlite", "databases/pets.sqlite"])
@@ -210,10 +212,12 @@ def test_two_databases_of_one_name_stay_apart(tmp_path: Path) -> None:
         (b"\xff", "q.jsonl", "give a UTF-8 file"),
         (b"{", "q.json", "cannot be read as JSON"),
         (b"{}", "q.json", "must hold a JSON list"),
-        (b'question,sql\n"a"b,c\n', "q.csv", r"after line 1: this is not CSV"),
-        (b"How many?,SELECT 1,pets\n", "q.csv", r"line 1: the header .* it names How many\?, SELECT 1, pets\.$"),
+        (b'question,sql,database\n"a"b,c,d\n', "q.csv", r"after line 1: this is not CSV"),
+        (b"How many?,SELECT 1,pets\n", "q.csv", r"line 1: the header .* it names How many\?, SELECT 1, pets\."),
         (b"question,database\nHow many?,pets\n", "q.csv", "must name question, sql and database"),
-        (b"question;sql;database\na;b;c\n", "q.csv", "must name question, sql and database, parted by commas"),
+        (b"question,sql\nHow many?,SELECT 1\n", "q.csv", "Without a database column, give the one .* --databases FILE"),
+        (b"SQLite format 3\0\xff", "q.jsonl", "is a SQLite database, not a question file; give the questions as"),
+        (b"question;sql;database\na;b;c\n", "q.csv", "must name question, sql and database, separated by commas"),
         (b"question,sql,database,sql,,\n", "q.csv", "line 1: the header names sql twice"),
         (b"", "q.csv", r"q\.csv holds no rows"),
         (b"question,sql,database\n", "q.csv", r"q\.csv holds no rows"),
@@ -248,10 +252,10 @@ def test_the_commands_to_go_on_with_are_whole(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--out", ""], "An empty path was given"),
-        (["--databases", "", "--check"], "An empty path was given"),
-        (["--out", "x", "--check"], "leave it out to write to x, or leave out --out"),
-        ([], "needs --out FOLDER"),
+        (["--out", ""], "The path is empty"),
+        (["--databases", "", "--check"], "The path is empty"),
+        (["--out", "x", "--check"], "Give either --out FOLDER"),
+        ([], "Give either --out FOLDER"),
     ],
 )
 def test_where_to_write_must_be_clear(options: list[str], words: str, tmp_path: Path) -> None:
@@ -261,7 +265,7 @@ def test_where_to_write_must_be_clear(options: list[str], words: str, tmp_path: 
 
 def test_a_folder_of_databases_alone_asks_nothing(tmp_path: Path) -> None:
     database(tmp_path / "pets.sqlite")
-    with pytest.raises(UserError, match="asks nothing: give a JSONL or CSV file"):
+    with pytest.raises(UserError, match="Databases alone are not enough: give a JSONL or CSV file"):
         find_source(tmp_path, None)
     with pytest.raises(UserError, match="does not exist"):
         find_source(jsonl(tmp_path, GOOD), tmp_path / "none")
@@ -275,7 +279,7 @@ def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> Non
     assert done.stdout.startswith("1 usable questions on 1 databases\n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["pets.sqlite", "questions.jsonl"]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert (refused.returncode, "needs --out FOLDER" in refused.stderr) == (2, True)
+    assert (refused.returncode, "Give either --out FOLDER" in refused.stderr) == (2, True)
 
 
 @needs_real_data
@@ -285,3 +289,17 @@ def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> Non
 def test_the_given_data_sets_are_read(source: str, usable: int, unusable: int) -> None:
     result = checked(REAL_DATA / source)
     assert (len(result.rows), len(result.findings["unusable"])) == (usable, unusable)
+
+
+def test_golds_in_another_dialect_are_translated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    database(tmp_path / "pets.sqlite")
+    rows = (GOOD | {"sql": "SELECT IF(age > 5, CONCAT(name, '!'), 'young') FROM `pets`"}, GOOD | {"sql": "SELECT ((1"})
+    options = ["--dialect", "mysql", "--out", str(tmp_path / "out"), "--bad-rows", "skip"]
+    importing.main([str(jsonl(tmp_path, *rows)), *options, "--config", str(ROOT / "pipeline.yaml")])
+    output = capsys.readouterr().out
+    assert "golds are translated from mysql to SQLite" in output
+    assert "questions.jsonl:2: its gold SQL is not mysql" in output
+    (question,) = load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False).questions
+    assert Database(Path(question.database), CONFIG.sandbox).execute(question.gold_sql, 9).rows[0] == ("pet 0!",)
+    with pytest.raises(UserError, match=r"--dialect tsqll is unknown; choose one of .*mysql"):
+        importing.main([str(tmp_path / "questions.jsonl"), "--check", "--dialect", "tsqll"])

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from data.prepare import prepare
-from data.spider import load
+from data.questions import load
 from data.splits import leakage_check
+from data.stage import prepare
 from shared.errors import UserError
 from shared.records import read_questions
 from tests.beside import REAL_DATA, needs_real_data
@@ -34,17 +34,17 @@ def test_both_files_are_read(spider_folder: SpiderWriter) -> None:
 
 
 BAD_ROWS: list[tuple[Any, str]] = [
-    ({"db_id": "pets", "question": "How many?"}, r'no gold SQL; add a text under "query"'),
-    (GOOD | {"query": "  "}, r"no gold SQL"),
-    (GOOD | {"question": None}, r'no question; add a text under "question"'),
-    (GOOD | {"db_id": 7}, r"no db_id"),
+    ({"db_id": "pets", "question": "How many?"}, r'no text under "sql", only under db_id, question; a row needs'),
+    (GOOD | {"query": "  "}, r'no text under "query"'),
+    (GOOD | {"question": None}, r'no text under "question"'),
+    (GOOD | {"db_id": 7}, r'no text under "db_id"'),
     (GOOD | {"query": "SELECT nam FROM pets"}, r"gold SQL fails \(no such column: nam\); correct the query"),
     (GOOD | {"query": "DROP TABLE pets"}, r"gold SQL fails \(.*read-only"),
-    (GOOD | {"db_id": "zoo"}, r"zoo\.sqlite does not exist; put it there"),
-    (GOOD | {"db_id": "../pets"}, r"cannot be the name of a folder; correct it"),
-    (GOOD | {"db_id": ".."}, r"cannot be the name of a folder"),
-    (GOOD | {"db_id": "pets" * 70}, r"cannot be the name of a folder"),
-    (GOOD | {"db_id": "pets\0"}, r"cannot be the name of a folder"),
+    (GOOD | {"db_id": "zoo"}, r"its database 'zoo' is not in .*; put it there"),
+    (GOOD | {"db_id": "../pets"}, r"is not in .*correct the name"),
+    (GOOD | {"db_id": ".."}, r"is not in"),
+    (GOOD | {"db_id": "pets" * 70}, r"is not in"),
+    (GOOD | {"db_id": "pets\0"}, r"is not in"),
     (GOOD | {"question": "How many \ud83d?"}, r"question holds half a character .*; write the whole character"),
     ("How many?", r"not a JSON object; write one"),
 ]
@@ -90,7 +90,7 @@ def test_skipped_rows_are_listed_printed_and_counted(
     assert sum(counts["questions"].values()) == 60
     lines = [json.loads(line) for line in (tmp_path / "out" / "skipped.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == list(range(61, 61 + len(BAD_ROWS)))
-    assert "skipped dev.json, row 61: it has no gold SQL" in capsys.readouterr().out
+    assert "skipped dev.json, row 61: it has no text under" in capsys.readouterr().out
 
 
 def test_questions_of_an_evaluation_set_are_taken_out_of_training(spider_folder: SpiderWriter, tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_row_that_names_something_twice_is_a_bad_row(spider_folder: SpiderWrit
 
 
 def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"data\.spider_dir: .* holds neither .*dev\.json"):
+    with pytest.raises(UserError, match=r"holds no question file .*dev\.json"):
         load(tmp_path, SANDBOX, skip_bad_rows=False)
 
 

@@ -100,7 +100,7 @@ def test_a_failed_stage_has_no_manifest(spider_folder: SpiderWriter, tmp_path: P
 def test_the_plan_names_source_and_files(tmp_path: Path) -> None:
     lines = plan(settings(), RunDirectory(tmp_path / "run"))
     assert lines[0] == "data: to be prepared"
-    assert any("demo, 110 questions a database" in line for line in lines)
+    assert any("demo databases, 110 questions each" in line for line in lines)
     assert any(line.endswith("test.jsonl") for line in lines)
 
 
@@ -120,4 +120,4 @@ def test_a_missing_spider_folder_ends_in_one_sentence(tmp_path: Path) -> None:
     result = command("--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", "data.spider_dir=no/such/folder")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "data.spider_dir: there is no folder no/such/folder" in result.stderr
+    assert "data.spider_dir: there is no no/such/folder" in result.stderr

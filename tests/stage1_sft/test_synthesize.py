@@ -166,7 +166,7 @@ def test_a_missing_database_is_named(tmp_path: Path, tokenizer: Tokenizer) -> No
 
 @needs_real_data
 def test_spider_golds_become_traces(tokenizer: Tokenizer) -> None:
-    from data.spider import load
+    from data.questions import load
 
     rows = load(REAL_DATA / "spider_sample", settings().sandbox, skip_bad_rows=True).questions[:60]
     traces, _, dropped = synthesize(rows, limit=60, config=settings(), tokenizer=tokenizer, label="spider")

@@ -11,7 +11,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import Question, write_jsonl
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, finished, question_file, write_json
-from stage2_grpo import stage
+from stage2_grpo import inputs, stage
 from stage2_grpo.checkpoints import resume
 from stage2_grpo.checkpoints.files import saved_steps
 from stage2_grpo.monitoring.tripwires import Trip
@@ -67,7 +67,7 @@ def test_sft_model_path_wins(
     finished_stage1(run)
     named = model_folder(tmp_path / "named")
     monkeypatch.setenv("SFT_MODEL_PATH", str(named))
-    assert stage.starting_model(config, run) == named
+    assert inputs.starting_model(config, run) == named
 
 
 def test_the_home_of_nobody_is_refused(run: RunDirectory) -> None:
@@ -75,35 +75,35 @@ def test_the_home_of_nobody_is_refused(run: RunDirectory) -> None:
     with pytest.raises(
         UserError, match=r"grpo\.model '~no-such-user/model' starts in the home of a user who does not exist"
     ):
-        stage.starting_model(config, run)
+        inputs.starting_model(config, run)
 
 
 def test_the_setting_comes_before_stage_1(run: RunDirectory, tmp_path: Path) -> None:
     finished_stage1(run)
     named = model_folder(tmp_path / "named")
-    assert stage.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={named}"]), run) == named
+    assert inputs.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={named}"]), run) == named
 
 
 def test_this_runs_stage_1_comes_before_a_newer_one_beside_it(config: Config, run: RunDirectory) -> None:
     merged = finished_stage1(run)
     finished_stage1(RunDirectory(run.path.parent / "other"))
-    assert stage.starting_model(config, run) == merged
+    assert inputs.starting_model(config, run) == merged
 
 
 def test_a_finished_stage_1_of_another_run_serves(config: Config, run: RunDirectory) -> None:
     merged = finished_stage1(RunDirectory(run.path.parent / "other"))
-    assert stage.starting_model(config, run) == merged
+    assert inputs.starting_model(config, run) == merged
 
 
 def test_without_any_checkpoint_the_message_says_what_to_run(config: Config, run: RunDirectory) -> None:
     with pytest.raises(UserError, match="stage1_sft"):
-        stage.starting_model(config, run)
+        inputs.starting_model(config, run)
 
 
 def test_an_adapter_is_refused_with_the_way_to_merge_it(run: RunDirectory, tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(UserError, match="stage1_sft merge"):
-        stage.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={tmp_path}"]), run)
+        inputs.starting_model(load_config(PIPELINE, "cpu", [f"grpo.model={tmp_path}"]), run)
 
 
 def test_an_agent_that_cannot_be_loaded_stops_before_anything_is_played(run: RunDirectory) -> None:
@@ -144,13 +144,13 @@ def test_missing_questions_are_named(run: RunDirectory) -> None:
 
 def test_steps_are_whole_batches_of_every_epoch() -> None:
     config = load_config(PIPELINE, "gpu")
-    assert stage.total_steps(config, 8 * 5 + 7) == 15
+    assert inputs.total_steps(config, 8 * 5 + 7) == 15
 
 
 @pytest.mark.parametrize(("questions", "says"), [(2, "do not fill one batch"), (8, r"make 2 steps")])
 def test_impossible_step_counts_are_refused(config: Config, questions: int, says: str) -> None:
     with pytest.raises(UserError, match=says):
-        stage.total_steps(config, questions)
+        inputs.total_steps(config, questions)
 
 
 def test_changed_settings_that_leave_no_step_are_refused() -> None:
@@ -162,7 +162,7 @@ def test_changed_settings_that_leave_no_step_are_refused() -> None:
 
 def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> None:
     save_steps(tmp_path, 4, 8, 12)
-    message = stage.go_back(tmp_path, Trip("the entropy collapsed", since=9))
+    message = stage.roll_back(tmp_path, Trip("the entropy collapsed", since=9))
     assert message.startswith("the entropy collapsed. Step 8 is the last good checkpoint")
     assert saved_steps(tmp_path) == [4, 8]
     assert (tmp_path / "tripped_step_12").exists()
@@ -170,7 +170,7 @@ def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> 
 
 def test_a_run_that_went_wrong_from_the_start_starts_anew(tmp_path: Path) -> None:
     save_steps(tmp_path, 4)
-    message = stage.go_back(tmp_path, Trip("x", since=1))
+    message = stage.roll_back(tmp_path, Trip("x", since=1))
     assert message == "x. No checkpoint is older than the fault: run again with such a change, it starts anew."
     assert saved_steps(tmp_path) == []
 

@@ -18,7 +18,7 @@ from shared.models.folder import check_model_folder, local_path
 from shared.models.shape import ModelShape, read_shape
 from shared.records import JsonlTail, Question, read_questions
 from shared.runs.manifest import RunDirectory, model_cache, question_file, read_manifest, read_started
-from stage2_grpo import stage
+from stage2_grpo.inputs import starting_model
 from stage2_grpo.preflight.budget import memory
 from stage2_grpo.preflight.budget.lengths import Counter, EpisodeLengths, Replay, calls_of, from_record, from_trace
 from stage2_grpo.preflight.budget.limits import Limits, current, derive, overflow, quantile
@@ -82,7 +82,7 @@ def measure(
 def _model(config: Config, run: RunDirectory) -> Path:
     """The stage-1 model, else the base model: they share tokenizer and template."""
     try:
-        return stage.starting_model(config, run)
+        return starting_model(config, run)
     except UserError:
         folder, cached = local_path(config.model), model_cache(config) / config.model
         for candidate in (folder, cached):
@@ -189,10 +189,10 @@ def wanted_blocks(config: Config) -> int:
 def _with_limits(config: Config, limits: Limits) -> Config:
     values = dataclasses.asdict(limits)
     sections = {
-        name: dataclasses.replace(section, **{key: value for key, value in values.items() if hasattr(section, key)})
+        name: section.model_copy(update={key: value for key, value in values.items() if hasattr(section, key)})
         for name, section in (("agent", config.agent), ("grpo", config.grpo), ("vllm", config.vllm))
     }
-    return dataclasses.replace(config, **sections)  # type: ignore[arg-type]
+    return config.model_copy(update=sections)
 
 
 def _values(

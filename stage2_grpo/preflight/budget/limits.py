@@ -33,7 +33,6 @@ class Limits:
     max_prompt_length: int
     max_response_length: int
     trajectory_response_length: int
-    max_token_len_per_gpu: int
     max_model_len: int
 
     def settings(self) -> dict[str, int]:
@@ -78,7 +77,6 @@ def derive(episodes: Sequence[EpisodeLengths], openings: Mapping[str, int], conf
         max_prompt_length=_round(max(longest, later)),  # a turn that cannot be merged is a row with its whole prompt
         max_response_length=answer,
         trajectory_response_length=context - shortest,
-        max_token_len_per_gpu=_round(config.grpo.micro_batch_size * context, 256),
         max_model_len=context,
     )
 

@@ -11,7 +11,7 @@ from shared.models.chat_template import ChatTemplate
 from shared.models.shape import read_shape
 from shared.models.tokenizer import Tokenizer
 from shared.reward import reward
-from stage2_grpo import stage
+from stage2_grpo.inputs import total_steps
 from stage2_grpo.preflight.doctor.findings import Case, Finding, error, ok, warning
 
 _BUDGET = "`python -m stage2_grpo budget` measures your questions and prints the settings to use."
@@ -21,7 +21,7 @@ def check_batches(case: Case) -> Iterator[Finding]:
     """No step is skipped by the mini-batch floor, groups stay whole, and there is a checkpoint before the end."""
     grpo, name = case.config.grpo, "batches"
     try:
-        steps = stage.total_steps(case.config, len(case.train))
+        steps = total_steps(case.config, len(case.train))
     except UserError as problem:
         yield error(
             name, str(problem), why="not one step could be made as planned.", fix="change the settings it names."

@@ -14,7 +14,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory, question_file
-from stage2_grpo import stage
+from stage2_grpo.inputs import refuse_missing_agent, starting_model
 from stage2_grpo.preflight.doctor import arithmetic, checkpoint, machine, packages
 from stage2_grpo.preflight.doctor.findings import (
     EXIT_CODES,
@@ -78,12 +78,12 @@ def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
     findings: list[Finding] = []
     case = Case(config, run, Path(__file__).resolve().parents[3], None, (), ())
     try:
-        case = replace(case, model=stage.starting_model(config, run))
+        case = replace(case, model=starting_model(config, run))
     except UserError as problem:
         why, fix = "stage 2 trains and serves a whole model.", "run `python -m stage1_sft`, or set SFT_MODEL_PATH."
         findings.append(error("checkpoint", str(problem), why=why, fix=fix))
     try:
-        stage.refuse_missing_agent(config)
+        refuse_missing_agent(config)
     except UserError as problem:
         why, fix = "it is what plays the episodes.", "mend what the message names."
         findings.append(error("agent", str(problem), why=why, fix=fix))

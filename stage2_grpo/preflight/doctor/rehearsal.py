@@ -12,7 +12,6 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +19,11 @@ import httpx
 
 from shared.agent.prompts import TOOLS, opening_messages
 from shared.errors import UserError
+from shared.evaluation.metrics import percent, summarise
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess, answers, free_port
 from shared.processes.vllm_server import server_argv, server_environment
-from shared.records import JsonlTail, ToolCall
+from shared.records import ToolCall, read_episodes
 from shared.tool_calls import render_turn
 from stage2_grpo.preflight.doctor.arithmetic import check_rewards
 from stage2_grpo.preflight.doctor.findings import Case, Finding, error, ok, warning
@@ -41,8 +41,12 @@ def rehearse(case: Case) -> Iterator[Finding]:
     if case.model is None or not case.train:
         yield from check_rewards(case)
         return
-    here = replace(case.config.grpo, ray_address=None, gateway_url=None, job_template=None, nodes=1)
-    short = replace(case.config, agent=replace(case.config.agent, max_turns=_TURNS), grpo=here)
+    here = case.config.grpo.model_copy(
+        update={"ray_address": None, "gateway_url": None, "job_template": None, "nodes": 1}
+    )
+    short = case.config.model_copy(
+        update={"agent": case.config.agent.model_copy(update={"max_turns": _TURNS}), "grpo": here}
+    )
     with tempfile.TemporaryDirectory(prefix="firstcall-doctor-") as name:
         folder = Path(name)
         port = free_port()
@@ -187,20 +191,21 @@ def _episode_finding(case: Case, http: httpx.Client, rollout_id: str, folder: Pa
             why="a step needs many of them; on this machine, or while it is busy, a run is slow.",
             fix="end other programs, or lower agent.max_turn_tokens and agent.max_turns.",
         )
-    rows = JsonlTail(folder / "episodes.jsonl").new_rows()
-    if state != "succeeded" or not rows:
+    played = read_episodes(folder / "episodes.jsonl")
+    reward = played[-1].reward if played else None
+    if state != "succeeded" or not reward:
         return error(
             "episode",
-            f"The rehearsal episode of question {case.train[0].id} {state}: {rows[-1]['error'] if rows else 'no record of it'}.",
+            f"The rehearsal episode of question {case.train[0].id} {state}: {played[-1].error if played else 'no record of it'}.",
             why="gateway, controller and server must play an episode together.",
             fix="look at the database and gold SQL of this question.",
         )
-    row = rows[-1]
+    found = summarise(played[-1:])
     what = (
-        f"{row['turns']} turns, {row['calls']} calls, {row['merged_turns']} of {row['later_turns']} later turns merged, "
-        f"reward {row['reward']['total']:.2f}, {row['seconds']:.0f} s"
+        f"{found.mean_turns:.0f} turns, {found.tool_calls} calls, {percent(found.merged_share)} of later turns merged, "
+        f"reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
     )
-    if not row["calls"]:
+    if not found.tool_calls:
         return warning(
             "episode",
             f"The rehearsal episode made no tool call ({what}).",

@@ -16,18 +16,26 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.__main__ import main as evaluate_main
 from shared.evaluation.metrics import Summary
-from shared.evaluation.player import read_episodes
 from shared.evaluation.run import (
     Endpoint,
-    _whole_model,
     chosen_questions,
     evaluate,
-    evaluate_endpoint,
+    evaluate_subject,
     read_summary,
     summary_line,
+    whole_model,
 )
 from shared.models.folder import TEMPLATE_FILE, check_model_folder
-from shared.records import Question, StopReason, ToolCall, episode_from_row, read_questions, to_json, write_jsonl
+from shared.records import (
+    Question,
+    StopReason,
+    ToolCall,
+    episode_from_row,
+    read_episodes,
+    read_questions,
+    to_json,
+    write_jsonl,
+)
 from shared.runs.manifest import RunDirectory, question_file
 from tests.scripted_server import Reply, ScriptedModel, answer, scripted_server
 from tests.shared.examples import insurance_file, tiny_tokenizer, tokenizer_folder
@@ -62,6 +70,11 @@ def run(questions: list[Question], config: Config, folder: Path, handler: Callab
         return asyncio.run(evaluate(questions, base_url, tiny_tokenizer(), config, folder))
 
 
+def accuracy(summary: Summary) -> float:
+    assert summary.accuracy
+    return summary.accuracy.mean
+
+
 def number(request: dict[str, Any]) -> int:
     """The number of the question that a request is about."""
     text = next(message["content"] for message in request["messages"] if message["role"] == "user")
@@ -76,13 +89,14 @@ def solves(request: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_question_is_played_and_judged(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", solves)
-    assert (summary.n, summary.execution_accuracy, summary.tool_call_rate) == (10, 0.5, 1.0)
-    assert summary.accuracy_by_split == {"seen_database": 1.0, "unseen_database": 0.0}
+    assert (summary.n, accuracy(summary), summary.tool_call_rate) == (10, 0.5, 1.0)
+    by_split = summary.accuracy_by["split_kind"]
+    assert {kind: found.mean for kind, found in by_split.items()} == {"seen_database": 1.0, "unseen_database": 0.0}
     stored = read_summary(tmp_path / "e")
     assert stored["tool_calls"] == 10
     assert stored["seconds"] >= 0
-    rewards = [json.loads(line) for line in (tmp_path / "e" / "rewards.jsonl").read_text().splitlines()]
-    assert [row["correct"] for row in rewards] == [True, False] * 5
+    rewards = [episode.reward for episode in read_episodes(tmp_path / "e" / "episodes.jsonl")]
+    assert [reward and reward.correct for reward in rewards] == [True, False] * 5
     assert "sft: execution accuracy 50.0% (95 % interval" in summary_line("sft", stored)
 
 
@@ -96,7 +110,7 @@ def test_an_interrupted_evaluation_plays_only_what_is_missing(
     asked = []
     again = run(questions, config, tmp_path / "e", lambda request: asked.append(number(request)) or solves(request))
     assert len(set(asked)) == 4
-    assert (again.execution_accuracy, again.interval) == (first.execution_accuracy, first.interval)
+    assert again.accuracy == first.accuracy
     assert len(read_episodes(file)) == 10
 
 
@@ -121,7 +135,7 @@ def test_an_episode_lost_twice_is_left_out_and_counted(
 
     summary = run(questions, config, tmp_path / "e", broken_for_one)
     assert (summary.n, summary.infrastructure_failures) == (9, 1)
-    assert summary.execution_accuracy == pytest.approx(5 / 9)
+    assert accuracy(summary) == pytest.approx(5 / 9)
     assert "1 lost to the infrastructure" in summary_line("base", read_summary(tmp_path / "e"))
 
 
@@ -192,7 +206,7 @@ def test_an_empty_question_file_is_named_as_what_it_is(tmp_path: Path, monkeypat
 
 def test_a_model_that_never_calls_a_tool_shows(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", ScriptedModel(tiny_tokenizer(), "I do not know."))
-    assert (summary.tool_call_rate, summary.execution_accuracy) == (0.0, 0.0)
+    assert (summary.tool_call_rate, accuracy(summary)) == (0.0, 0.0)
     assert read_summary(tmp_path / "e")["tool_calls"] == 0
 
 
@@ -239,7 +253,7 @@ def test_another_split_or_imported_questions_can_be_asked(
     with scripted_server(lambda request: asked.append(request) or solves(request)) as url:
         endpoint = dataclasses.replace(endpoint, url=url)
         for _ in range(2):  # the second time it is finished
-            summary = evaluate_endpoint(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
+            summary = evaluate_subject(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
     assert (summary["n"], len(asked), {request["model"] for request in asked}) == (2, 4, {"large"})
     assert list(read_questions(directory.evaluation("mine") / "questions.jsonl")) == questions[:2]
     file.write_text('{"question": "How many?", "sql": "SELECT 1"}\n')
@@ -262,20 +276,20 @@ def test_an_adapter_is_merged_into_its_base_before_it_is_served(tmp_path: Path) 
     adapted.save_pretrained(tmp_path / "adapter")
     (base / TEMPLATE_FILE).write_text("{% for m in messages %}{{ m.content }}{% endfor %}")  # so it is adapted first
     folder, cache = tmp_path / "evaluation", tmp_path / "models"
-    merged = _whole_model(tmp_path / "adapter", folder, cache)
+    merged = whole_model(tmp_path / "adapter", folder, cache)
     check_model_folder(merged)
     assert [path.name for path in folder.iterdir()] == ["merged"]
     assert len(list(cache.glob("base-*"))) == 1
-    assert _whole_model(tmp_path / "adapter", folder, cache) == merged
-    assert _whole_model(base, folder, cache) == base
+    assert whole_model(tmp_path / "adapter", folder, cache) == merged
+    assert whole_model(base, folder, cache) == base
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="could not be merged into its base model"):
-        _whole_model(tmp_path / "adapter", tmp_path / "another", cache)
+        whole_model(tmp_path / "adapter", tmp_path / "another", cache)
 
 
 def test_episodes_survive_the_way_to_disk_and_back(questions: list[Question], config: Config, tmp_path: Path) -> None:
     run(questions[:1], config, tmp_path / "e", solves)
-    (episode,) = read_episodes(tmp_path / "e" / "episodes.jsonl").values()
+    (episode,) = read_episodes(tmp_path / "e" / "episodes.jsonl")
     assert episode.stop is StopReason.ANSWERED
     assert episode.turns[0].calls == (ToolCall("execute_sql", {"sql": "SELECT count(*) FROM claims"}),)
     assert episode_from_row(json.loads(to_json(episode))) == episode
@@ -285,6 +299,6 @@ def test_endpoints_without_token_ids_are_evaluated_too(
     questions: list[Question], config: Config, tmp_path: Path
 ) -> None:
     summary = run(questions, config, tmp_path / "e", lambda request: answer(FINAL))
-    assert summary.execution_accuracy == 0.5
+    assert accuracy(summary) == 0.5
     assert summary.tool_call_rate is None
     assert "tool-call rate –" in summary_line("x", read_summary(tmp_path / "e"))

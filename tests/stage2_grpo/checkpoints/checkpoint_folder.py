@@ -29,7 +29,7 @@ _CONFIG = {
 }
 ROOM = (
     "agent.context_tokens=4096", "vllm.max_model_len=4096", "grpo.max_prompt_length=2048", "grpo.save_every=1",
-    "grpo.trajectory_response_length=4096", "grpo.max_token_len_per_gpu=8192",
+    "grpo.trajectory_response_length=4096",
 )  # fmt: skip
 
 

@@ -132,7 +132,6 @@ def test_the_derived_limits_hold_every_measured_episode(config: Config) -> None:
     assert limits.max_turn_tokens == 32
     assert limits.max_model_len == limits.context_tokens >= 690 + 2 * 20
     assert limits.trajectory_response_length == limits.context_tokens - 90
-    assert limits.max_token_len_per_gpu >= config.grpo.micro_batch_size * limits.context_tokens
 
 
 def test_a_smaller_share_gives_smaller_limits(config: Config) -> None:
@@ -182,7 +181,7 @@ def test_more_memory_holds_more() -> None:
     assert [fit.cache_blocks for fit in fits] == sorted(fit.cache_blocks for fit in fits)
     assert fits[-1].fits
     assert not memory.fit(smollm(), config, 1).fits
-    longer = dataclasses.replace(config, agent=dataclasses.replace(config.agent, context_tokens=16))
+    longer = config.model_copy(update={"agent": config.agent.model_copy(update={"context_tokens": 16})})
     assert memory.fit(smollm(), longer, 16).episodes > fits[0].episodes
 
 

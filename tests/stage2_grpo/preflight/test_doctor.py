@@ -279,7 +279,8 @@ def test_a_run_is_stopped_by_an_error_and_not_by_a_warning(case: Case, tmp_path:
     assert case.model
     warned = with_settings(case, "grpo.save_every=9")
     command.before_run(warned.config, case.run, case.model, case.train)
-    wrong = dataclasses.replace(warned.config, grpo=dataclasses.replace(warned.config.grpo, mini_batch_size=3))
+    grpo = warned.config.grpo.model_copy(update={"mini_batch_size": 3})
+    wrong = warned.config.model_copy(update={"grpo": grpo})
     with pytest.raises(UserError, match=r"skips the whole step.*Why it matters.*To mend it: set grpo\.mini_batch_size"):
         command.before_run(wrong, case.run, case.model, case.train)
 

@@ -177,7 +177,7 @@ def test_compared_checkpoints_get_their_verdicts(run: RunDirectory, capsys: pyte
 
 
 def test_a_comparison_of_nothing_is_refused_in_its_dry_run_too(run: RunDirectory, model: Path) -> None:
-    off = replace(CONFIG, gate=replace(CONFIG.gate, questions=0))
+    off = CONFIG.model_copy(update={"gate": CONFIG.gate.model_copy(update={"questions": 0})})
     for work in (plan, compare):
         with pytest.raises(UserError, match=r"--model nowhere has no config\.json"):
             work(off, run, [Path("nowhere")])

@@ -48,7 +48,7 @@ def test_the_gpu_profile_holds_the_reference_configuration() -> None:
     assert (rollout.multi_turn.format, rollout.enforce_eager, rollout.max_model_len) == ("hermes", True, 8192)
     assert rollout.engine_kwargs.vllm == {"enable_auto_tool_choice": True, "tool_call_parser": "qwen25_coder"}
     assert (actor.optim.lr, actor.use_kl_loss, actor.entropy_coeff) == (1e-5, False, 0)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.ppo_max_token_len_per_gpu) == (0.2, 0.28, 32768)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.28)
     assert actor.fsdp_config.param_offload
     assert actor.fsdp_config.optimizer_offload
     assert (config.trainer.n_gpus_per_node, config.trainer.total_epochs, config.trainer.test_freq) == (1, 3, 16)
@@ -120,8 +120,7 @@ def test_the_trainer_takes_the_gateways_key_from_the_environment(monkeypatch: py
     from stage2_grpo.training.guarded_trainer import guarded
 
     monkeypatch.setenv("AGL_KEY", "secret")
-    monkeypatch.setattr(module, "RolloutAdapter", module.RolloutAdapter)  # `guarded` replaces it
-    kind = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
+    kind, _ = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
     trainer = kind.__new__(kind)  # without Ray and workers
     trainer.config, trainer.global_steps, trainer._hooks = composed("gpu"), 1, None
     manager = trainer._make_rollout_manager(AglRolloutManager)

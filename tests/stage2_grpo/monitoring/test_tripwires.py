@@ -1,6 +1,5 @@
 """Tripwires over step rows: each fires on its fault and on nothing else; the best step and what is kept."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +63,7 @@ def test_a_change_within_the_limits_stops_nothing(change: dict[str, Any]) -> Non
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
 def test_a_step_that_is_no_number_stops_at_once(name: str, value: float) -> None:
-    trip = tripped(faulty(1, **{name: value}), dataclasses.replace(SAFETY, window=0))
+    trip = tripped(faulty(1, **{name: value}), SAFETY.model_copy(update={"window": 0}))
     assert trip
     assert trip.sentence.startswith(f"the {name.replace('_', ' ')} of step 5 is {value}")
     assert trip.since == 5
@@ -72,7 +71,7 @@ def test_a_step_that_is_no_number_stops_at_once(name: str, value: float) -> None
 
 
 def test_what_verl_writes_of_a_loss_that_is_no_number_is_one() -> None:
-    trip = tripped([{"step": 1, **step_metrics({"actor/pg_loss": None, "actor/grad_norm": 0.1}, [])}], SAFETY)
+    trip = tripped([{"step": 1, **step_metrics({"actor/pg_loss": None, "actor/grad_norm": 0.1}, [], 1)}], SAFETY)
     assert trip
     assert trip.sentence.startswith("the loss of step 1 is nan")
 
@@ -82,7 +81,7 @@ def test_a_fault_that_was_there_from_the_start_is_no_drift() -> None:
 
 
 def test_without_a_window_only_numbers_count() -> None:
-    assert tripped(faulty(9, mixed_groups=0.0), dataclasses.replace(SAFETY, window=0)) is None
+    assert tripped(faulty(9, mixed_groups=0.0), SAFETY.model_copy(update={"window": 0})) is None
 
 
 def test_rows_of_a_validation_alone_are_no_steps() -> None:
@@ -121,8 +120,8 @@ def test_the_newest_the_best_and_one_from_before_the_window_are_kept() -> None:
 def test_a_run_that_trips_finds_a_checkpoint_from_before_the_fault_not_far_from_it(
     window: int, save_every: int, keep: int, skipped: tuple[int, ...]
 ) -> None:
-    grpo = dataclasses.replace(CONFIG.grpo, save_every=save_every, keep_checkpoints=keep)
-    config = dataclasses.replace(CONFIG, grpo=grpo, safety=dataclasses.replace(SAFETY, window=window))
+    grpo = CONFIG.grpo.model_copy(update={"save_every": save_every, "keep_checkpoints": keep})
+    config = CONFIG.model_copy(update={"grpo": grpo, "safety": SAFETY.model_copy(update={"window": window})})
     history: list[dict[str, Any]] = []
     saved: list[int] = []
     for step in [step for step in range(1, 60) if step not in skipped]:

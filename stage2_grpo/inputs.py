@@ -1,0 +1,59 @@
+"""What stage 2 starts from: the checkpoint, the user's agent and the number of steps that the questions make."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from shared.config.schema import Config
+from shared.errors import UserError
+from shared.models.folder import check_model_folder, local_path
+from shared.runs import manifest as runs
+from shared.runs.manifest import RunDirectory
+from stage2_grpo.rollouts.custom_agent import load_agent
+
+
+def starting_model(config: Config, run: RunDirectory) -> Path:
+    """The checkpoint to start from; raises UserError when there is none or it is an unmerged adapter."""
+    if named := os.environ.get("SFT_MODEL_PATH"):
+        source = "SFT_MODEL_PATH"
+    elif named := config.grpo.model:
+        source = "grpo.model"
+    else:
+        named, source = newest_stage1(run), "the newest finished stage 1"
+    folder = local_path(named, source).resolve()
+    check_model_folder(folder, source)
+    return folder
+
+
+def newest_stage1(run: RunDirectory) -> str:
+    """Merged checkpoint of this run's stage 1, else of the newest finished one beside it."""
+    others = sorted(run.path.parent.glob(f"*/sft/{runs.MANIFEST}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for folder in [run.sft, *(file.parent for file in others)]:
+        if manifest := runs.read_manifest(folder):
+            return str(manifest["outputs"]["model"])
+    raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
+
+
+def refuse_missing_agent(config: Config) -> None:
+    """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
+    if config.grpo.agent and not config.grpo.gateway_url:
+        load_agent(config.grpo.agent)
+
+
+def total_steps(config: Config, questions: int) -> int:
+    """Steps of the whole training; raises UserError when not even one full batch is there."""
+    grpo = config.grpo
+    per_epoch = questions // grpo.train_batch_size
+    if per_epoch == 0:
+        raise UserError(
+            f"{questions} training questions do not fill one batch (grpo.train_batch_size {grpo.train_batch_size}); "
+            "lower the batch or bring more questions."
+        )
+    available = per_epoch * grpo.epochs
+    if grpo.total_steps is not None and grpo.total_steps > available:
+        raise UserError(
+            f"grpo.total_steps is {grpo.total_steps}, but {questions} questions make {available} steps in "
+            f"{grpo.epochs} epoch(s); raise grpo.epochs or lower grpo.total_steps."
+        )
+    return available if grpo.total_steps is None else grpo.total_steps
