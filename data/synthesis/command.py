@@ -64,13 +64,13 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(
             f"{args.database} yields no question; see what was understood with --check and correct it with --hints."
         )
-    link = (folder / "database" / database.name / f"{database.name}.sqlite").absolute()
+    link = (folder / "database" / database.path.stem / f"{database.path.stem}.sqlite").absolute()
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(args.database.resolve())
     rows = [
         {
-            "db_id": database.name,
+            "db_id": database.path.stem,
             "question": q.question,
             "query": q.gold_sql,
             "difficulty": q.difficulty,

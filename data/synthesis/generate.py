@@ -71,7 +71,7 @@ def generate(
     shares: Mapping[Difficulty, float] = SHARES,
 ) -> list[Question]:
     """At most `count` questions about the database; fewer where it yields no more."""
-    draw = Draw(random.Random(f"{seed}.{database.name}"), about)
+    draw = Draw(random.Random(f"{seed}.{database.path.stem}"), about)
     with tempfile.TemporaryDirectory(prefix="firstcall-") as folder:
         try:
             paths = make_copies(database.path, [], Path(folder), _COPIES, seed)
@@ -113,7 +113,7 @@ def _accepted(
             room[difficulty] = max(0, room[difficulty] - 1)
             shapes[shape] += 1
             kind = "/".join((form.name, *draft.sorts))
-            name = audit.database.name
+            name = audit.database.path.stem
             yield Question(f"{name}-{number:04d}", name, question, sql, str(audit.database.path), difficulty, kind)
 
 

@@ -41,7 +41,7 @@ def read_hints(path: Path | None, database: Database) -> Mapping[str, Any]:
     for name, hint in tables.items():
         table = database.schema.table(str(name))
         if table is None or table.name != name:
-            raise UserError(f"{path}: {database.name} has no table {name!r}; correct the name.")
+            raise UserError(f"{path}: {database.path.stem} has no table {name!r}; correct the name.")
         _check(hint, _TABLE, f"{path}: {name}")
         for column, inner in hint.get("columns", {}).items():
             found = table.column(str(column))
