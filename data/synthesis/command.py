@@ -8,20 +8,19 @@ Everything is read with the limits of the sandbox. The same database, hints and 
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.spider import identity_of
+from data.check import Checked
+from data.importing import write
+from data.sources import Place, SourceRow
 from data.sql_form import Difficulty
 from data.synthesis.generate import Taken, generate
 from data.synthesis.hints import read_hints, report
 from data.synthesis.schema import understand
 from shared.cli.command_line import common_parser, resolve
 from shared.errors import UserError
-from shared.records import write_jsonl
 from shared.sql.database import Database
 
 SHARES: dict[Difficulty, float] = {"easy": 0.40, "medium": 0.35, "hard": 0.25}
@@ -46,53 +45,32 @@ def main(arguments: Sequence[str]) -> None:
         )
     if args.questions < 1:
         raise UserError(f"--questions {args.questions} asks for none; give a positive number.")
+    if args.out is not None and (args.out / "dev.json").exists():
+        raise UserError(f"{args.out / 'dev.json'} exists already; choose another --out or remove that folder.")
     config, _ = resolve(args)
     if args.dry_run:
         print(f"reads {args.database}, writes {'nothing' if args.check else args.out}")
         return
-    sandbox = dataclasses.replace(config.sandbox, timeout_seconds=min(5.0, config.sandbox.timeout_seconds))
+    sandbox = config.sandbox.model_copy(update={"timeout_seconds": min(5.0, config.sandbox.timeout_seconds)})
     database = Database(args.database, sandbox)
     about = understand(database, read_hints(args.hints, database))
     if args.check:
         print("\n".join(report(about)))
         return
-    folder = args.out
-    if (folder / "dev.json").exists():
-        raise UserError(f"{folder / 'dev.json'} exists already; choose another --out or remove that folder.")
     questions = generate(database, about, args.questions, config.seed, Taken(), SHARES)
     if not questions:
         raise UserError(
             f"{args.database} yields no question; see what was understood with --check and correct it with --hints."
         )
-    link = (folder / "database" / database.path.stem / f"{database.path.stem}.sqlite").absolute()
-    link.parent.mkdir(parents=True, exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(args.database.resolve())
-    rows = [
-        {
-            "db_id": database.path.stem,
-            "question": q.question,
-            "query": q.gold_sql,
-            "difficulty": q.difficulty,
-            "form": q.form,
-        }
-        for q in questions
-    ]
-    named = (
-        dataclasses.replace(q, id=identity_of("dev.json", number), database=str(link))
-        for number, q in enumerate(questions, start=1)
-    )
-    write_jsonl(folder / "questions.jsonl", named)
-    partial = folder / "dev.json.partial"
-    partial.write_text(json.dumps(rows, ensure_ascii=False, indent=1), encoding="utf-8")
-    partial.replace(folder / "dev.json")
+    rows = []
+    for number, asked in enumerate(questions, start=1):
+        place = Place(args.database.name, number)
+        row = SourceRow(place, asked.db_id, asked.question, asked.gold_sql, "", asked.difficulty)
+        rows.append((row, args.database.resolve()))
+    write(Checked(rows), args.out, skip=False)
     counts = Counter(question.difficulty for question in questions)
-    print(
-        f"{len(questions)} questions written: "
-        + ", ".join(f"{counts[difficulty]} {difficulty}" for difficulty in SHARES)
-    )
+    print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
     if len(questions) < args.questions:
         size = f"{len(about.tables)} tables with {sum(table.rows for table in about.tables)} rows"
         print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer; "
               "see what was understood with --check.")  # fmt: skip
-    print(f"next: python run_pipeline.py --set data.spider_dir={folder}")

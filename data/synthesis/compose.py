@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from data.synthesis import conditions
 from data.synthesis.conditions import Condition, NoFit
-from data.synthesis.query import Query, quoted
+from data.synthesis.query import Query, identifier
 from data.synthesis.schema import Column, Meaning, Table, Understanding
 from data.synthesis.words import listed, plural
 
@@ -50,11 +50,11 @@ class Edge:
     @property
     def join(self) -> str:
         """The parent, joined to its child."""
-        return f"JOIN {quoted(self.parent.name)} ON {self.column.ref} = {self.target.ref}"
+        return f"JOIN {identifier(self.parent.name)} ON {self.column.ref} = {self.target.ref}"
 
     @property
     def join_child(self) -> str:
-        return f"JOIN {quoted(self.child.name)} ON {self.column.ref} = {self.target.ref}"
+        return f"JOIN {identifier(self.child.name)} ON {self.column.ref} = {self.target.ref}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,14 @@ from data.sql_form import Difficulty, gold_key, is_repeatable, question_key, rat
 from data.synthesis.compose import Draft, Draw, Form
 from data.synthesis.conditions import NoFit
 from data.synthesis.forms import FORMS
-from data.synthesis.query import Query
 from data.synthesis.relations import RELATIONS
 from data.synthesis.schema import Understanding
 from shared.errors import UserError
 from shared.records import Question
 from shared.reward.agreement import agrees_on_copies
 from shared.reward.execution_match import execution_match
+from shared.reward.gold_checks import Order, order_of, trivial_query
 from shared.reward.perturbed_copies import make_copies
-from shared.reward.ties import Order, order_of
-from shared.reward.trivial import trivial_query
 from shared.sql.database import Database, QueryResult, SqlError
 
 WORDINGS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
@@ -161,11 +159,11 @@ class Audit:
             return "ties"
         if query.order and query.limit and len(result.rows) < query.limit:
             return "fewer rows than asked for"
-        if query.order and any(
-            None in row
-            for row in self._run(Query((query.order,), query.table, query.joins, query.where, query.group).sql).rows
-        ):
-            return "NULL in the order"
+        if query.order:
+            keys = self._run(replace(query, select=(query.order,), limit=0).sql).rows
+            keys = keys[: query.limit + 1] if query.limit else keys
+            if (None,) in keys or (query.limit and len(set(keys)) < len(keys)):
+                return "NULL or ties in the order"
         if not is_repeatable(sql) or self._run(sql) != result:
             return "not repeatable"
         for fewer in query.reductions():

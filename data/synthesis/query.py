@@ -34,7 +34,7 @@ class Query:
     def sql(self) -> str:
         parts = [
             "SELECT " + ("DISTINCT " if self.distinct else "") + ", ".join(self.select),
-            f"FROM {quoted(self.table)}",
+            f"FROM {identifier(self.table)}",
             *self.joins,
             "WHERE " + " AND ".join(self.where) if self.where else "",
             f"GROUP BY {', '.join(self.group)}" if self.group else "",
@@ -43,7 +43,7 @@ class Query:
             f"LIMIT {self.limit}" if self.limit else "",
         ]
         text = " ".join(part for part in parts if part)
-        text = re.sub("⟦(.*?)⟧", lambda found: f"{quoted(found[1])}." if self.joins else "", text)
+        text = re.sub("⟦(.*?)⟧", lambda found: f"{identifier(found[1])}." if self.joins else "", text)
         return f"{text} {self.then[0]} {self.then[1].sql}" if self.then else text
 
     def reductions(self) -> list[Query]:
@@ -61,7 +61,7 @@ class Query:
         return fewer
 
 
-def quoted(name: str) -> str:
+def identifier(name: str) -> str:
     """The identifier, in double quotes where SQLite needs them."""
     plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.upper() not in _RESERVED
     return name if plain else '"' + name.replace('"', '""') + '"'

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from data.synthesis import words
-from data.synthesis.query import literal, quoted
+from data.synthesis.query import identifier, literal
 from shared.errors import UserError
 from shared.sql import database as sql
 
@@ -75,7 +75,7 @@ class Column:
     @property
     def ref(self) -> str:
         """The column inside a Query, which writes its table only where there are several."""
-        return f"⟦{self.table}⟧{quoted(self.name)}"
+        return f"⟦{self.table}⟧{identifier(self.name)}"
 
     @property
     def number(self) -> str:
@@ -164,19 +164,19 @@ def understand(database: sql.Database, hints: Mapping[str, Any]) -> Understandin
 
 def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any], prefix: Sequence[str]) -> Table:
     """The table with the meanings that its own rows show."""
-    name = quoted(declared.name)
+    name = identifier(declared.name)
     ((rows,),) = database.execute(f"SELECT COUNT(*) FROM (SELECT 1 FROM {name} LIMIT {_COUNTED_ROWS + 1})").rows
     one, many = words.table_words(declared.name, prefix)
     one = hint.get("words", one)
     many = hint.get("plural", words.plural(one) if "words" in hint else many)
     shown = [f"CASE typeof({c}) WHEN 'text' THEN substr({c}, 1, 300) WHEN 'blob' THEN x'' ELSE {c} END"
-             for c in (quoted(column.name) for column in declared.columns)]  # fmt: skip
+             for c in (identifier(column.name) for column in declared.columns)]  # fmt: skip
     wanted = max(50, min(_SAMPLED_ROWS, _SAMPLED_CELLS // len(shown)))
     sample = database.execute(f"SELECT {', '.join(shown)} FROM {name} LIMIT {wanted}", wanted).rows
     facts: list[tuple[int, int]] = []
     if wanted < rows <= _COUNTED_ROWS:
         asked = ", ".join(
-            f"COUNT({c}), COUNT(DISTINCT {c})" for c in (quoted(column.name) for column in declared.columns)
+            f"COUNT({c}), COUNT(DISTINCT {c})" for c in (identifier(column.name) for column in declared.columns)
         )
         (counts,) = database.execute(f"SELECT {asked} FROM {name}").rows
         facts = list(zip(counts[::2], counts[1::2], strict=True))
@@ -372,7 +372,7 @@ def _found_parent(
             continue
         inside = ", ".join(map(literal, values))
         ((count,),) = database.execute(
-            f"SELECT COUNT(*) FROM {quoted(parent.name)} WHERE {quoted(key.name)} IN ({inside})"
+            f"SELECT COUNT(*) FROM {identifier(parent.name)} WHERE {identifier(key.name)} IN ({inside})"
         ).rows
         if count == len(values):
             return parent, key.name

@@ -3,8 +3,8 @@
     python -m tests.bench.question_forms [--data FOLDER] [--questions 600] [--samples GOLDS.jsonl]
 
 A form is a gold without its literals, names and aliases; an inner join is a join, COUNT(column) is COUNT(*), and
-neither the order of answer columns and conditions nor the direction of an order or comparison counts. The generator is asked for
-questions on every database of the sets; --samples takes the golds of another generator instead, to compare.
+neither the order of answer columns and conditions nor the direction of an order or comparison counts. The generator is asked
+for questions on every database of the sets; --samples takes the golds of another generator instead, to compare.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from data.spider import load
+from data.questions import load
 from data.sql_form import gold_key, question_key
 from data.synthesis.generate import ALL_FORMS, WORDINGS, Taken, generate
 from data.synthesis.schema import Understanding
