@@ -178,7 +178,7 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     verified = merge(base, trained.adapter, merged, _probes(val_traces))
     finish_stage(
         run.sft, mark, seconds=time.monotonic() - started, outputs={"model": str(merged), "adapter": str(trained.adapter)},
-        base_model=str(base), counts=counts, figures={**trained.figures, **verified},
+        base_model=str(base), model_setting=config.model, counts=counts, figures={**trained.figures, **verified},
     )  # fmt: skip
 
 
