@@ -160,8 +160,8 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     queries = [max([2, *(i for i, turn in enumerate(each) if turn.get("tool_calls"))]) for each in conversations]
     verified = merge(base, adapter, merged, [each[:i] for each, i in zip(conversations, queries, strict=True)])
     outputs, seconds = {"model": str(merged), "adapter": str(adapter)}, time.monotonic() - started
-    details = {"base_model": str(base), "counts": counts, "figures": {**figures, **verified}}
-    finish_stage(run.sft, mark, seconds=seconds, outputs=outputs, **details)
+    details = {"base_model": str(base), "model_setting": config.model, "counts": counts}
+    finish_stage(run.sft, mark, seconds=seconds, outputs=outputs, figures={**figures, **verified}, **details)
 
 
 def stage_fingerprint(config: Config, run: RunDirectory) -> str:
