@@ -120,7 +120,7 @@ def batch_order(lengths: Sequence[int], batch_size: int, epochs: int, seed: int)
     for _ in range(epochs):
         pool = list(range(len(lengths)))
         rng.shuffle(pool)
-        batches = []
+        batches: list[tuple[int, ...]] = []
         for group in itertools.batched(rest + pool, _GROUPS * batch_size):
             batches += itertools.batched(sorted(group, key=lambda i: lengths[i]), batch_size)
         rest = [*batches.pop()] if len(batches[-1]) < batch_size else []
