@@ -59,6 +59,7 @@ def queries(trace: Trace) -> list[tuple[str, bool, str]]:
 def with_mistakes(folder: Path, tokenizer: Tokenizer) -> list[Trace]:
     """Traces of the questions under many seeds, all with a mistake where the gold leaves something to get wrong."""
     rows, shares = questions(folder), ("sft.wrong_turn_share=0.999", "sft.search_miss_share=0", "sft.parallel_share=0")
+    rows.append(with_gold(dataclasses.replace(rows[0], id="q9"), "SELECT full_name FROM customers WHERE city = 'Bern'"))
     made = [build(row, settings(f"seed={seed}", *shares), tokenizer) for row in rows for seed in range(12)]
     wrong = [trace for trace in made if trace["provenance"]["mistake"]]
     by_id = {row.id: row for row in rows}
