@@ -70,8 +70,20 @@ class Turn:
 
 
 @dataclass(frozen=True)
+class Reward:
+    """The verdict on one episode; the three dense terms lie between 0 and 1, unweighted."""
+
+    correct: bool
+    valid_call: float  # share of its calls that could be read
+    executed: float  # 1.0 when any execute_sql ran without error
+    right_tables: float  # overlap (F1) of the tables that the submission and the gold read
+    total: float
+    lucky: bool = False  # equal to the gold's result, but not on a perturbed copy of the database
+
+
+@dataclass(frozen=True)
 class Episode:
-    """One run of the agent on one question. `messages` is the whole conversation, system prompt first."""
+    """One run of the agent on one question, a line of every `episodes.jsonl`. `messages` starts with the system prompt."""
 
     question_id: str
     turns: tuple[Turn, ...]
@@ -79,7 +91,12 @@ class Episode:
     submitted_sql: str | None  # last ```sql block of the final answer, else last successful execute_sql
     messages: list[Message] = field(default_factory=list)
     error: str = ""  # for StopReason.INFRASTRUCTURE
-    seconds: float = 0.0
+    seconds: float = 0.0  # of playing
+    reward: Reward | None = None  # None until the episode is judged, and for StopReason.INFRASTRUCTURE
+    reward_seconds: float = 0.0  # of judging; measured in GRPO only
+    rollout_id: str = ""  # of the gateway, in GRPO only, as are the next two
+    split: str = ""  # "train" or "val"
+    step: int | None = None  # of the trainer; for a validation the last one before it
 
 
 def to_json(record: Any) -> str:
@@ -102,13 +119,12 @@ def question_from_json(line: str) -> Question:
 
 def episode_from_row(row: dict[str, Any]) -> Episode:
     """The episode of which `to_json` wrote this row; unknown or missing fields raise TypeError or KeyError."""
-    turns = tuple(_turn(turn) for turn in row["turns"])
-    return Episode(**{**row, "turns": turns, "stop": StopReason(row["stop"])})
-
-
-def _turn(row: dict[str, Any]) -> Turn:
-    lists = {key: tuple(row[key]) for key in ("malformed", "observations", "ok")}
-    return Turn(**{**row, **lists, "calls": tuple(ToolCall(**call) for call in row["calls"])})
+    turns = []
+    for turn in row["turns"]:
+        lists = {key: tuple(turn[key]) for key in ("malformed", "observations", "ok")}
+        turns.append(Turn(**{**turn, **lists, "calls": tuple(ToolCall(**call) for call in turn["calls"])}))
+    reward = Reward(**row["reward"]) if row.get("reward") else None
+    return Episode(**{**row, "turns": tuple(turns), "stop": StopReason(row["stop"]), "reward": reward})
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> int:
@@ -178,3 +194,8 @@ def read_questions(path: Path) -> Iterator[Question]:
                     yield question_from_json(line)
                 except ValueError as error:
                     raise ValueError(f"line {number}: {error}") from error
+
+
+def read_episodes(path: Path) -> list[Episode]:
+    """The episodes of a JSONL file, none if it is missing; the half line of a killed process does not count."""
+    return [episode_from_row(row) for row in JsonlTail(path).new_rows()]

@@ -24,7 +24,7 @@ from shared.agent.tools import Toolbox
 from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.player import play_all
+from shared.evaluation.run import play_all
 from shared.models.tokenizer import Tokenizer
 from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
 from shared.reward.reward import judge

@@ -42,7 +42,7 @@ from trl import SFTConfig, SFTTrainer
 
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import MetricsLog
+from shared.runs.metrics_log import MetricsLog
 from stage1_sft.dataset import Example
 from stage1_sft.shared_prefix import CPU_ATTENTION, token_loss
 

@@ -2,12 +2,11 @@
 
 `--model FOLDER` evaluates any model folder or LoRA adapter, `--endpoint URL --tokenizer FOLDER` any endpoint (its key in
 FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions than the test split;
-`--verdicts CASES --databases FOLDER` compares the official judges of shared/judges/ with recorded verdicts.
+`--verdicts CASES --databases FOLDER` compares the official judges of shared/evaluation/judges/ with recorded verdicts.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from shared.cli.command_line import check_name, common_parser, resolve, run_main
@@ -28,16 +27,6 @@ from shared.runs.manifest import question_file
 
 def main() -> None:
     """Evaluate, or with --verdicts compare the judges."""
-    args = _parser().parse_args()
-    if args.verdicts:
-        if not args.databases:
-            raise UserError("--verdicts needs --databases FOLDER: the verdicts are about queries on these databases.")
-        compare_verdicts(args.verdicts, args.databases, args.testsuite)
-    else:
-        _evaluate(args)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = common_parser("python -m shared.evaluation", "Play a run's test questions with one model and score them.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument(
@@ -59,17 +48,19 @@ def _parser() -> argparse.ArgumentParser:
         "--questions", type=Path, metavar="FILE", help="questions.jsonl that `data import` wrote, instead"
     )
     parser.add_argument("--name", help="folder under evaluations/ (default: name of the model folder, or `endpoint`)")
-    return parser
-
-
-def _evaluate(args: argparse.Namespace) -> None:
+    args = parser.parse_args()
+    if args.verdicts:
+        if not args.databases:
+            raise UserError("--verdicts needs --databases FOLDER: the verdicts are about queries on these databases.")
+        compare_verdicts(args.verdicts, args.databases, args.testsuite)
+        return
     config, run = resolve(args)
     if args.endpoint and not ADDRESS.fullmatch(args.endpoint):
         raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
-    who = args.name or (args.model.resolve().name if args.model else "endpoint")
-    check_name("--name", who)
+    name = args.name or (args.model.resolve().name if args.model else "endpoint")
+    check_name("--name", name)
     if args.questions and not args.questions.read_bytes().strip():
         raise UserError(
             f"--questions {args.questions} holds no question; give the questions.jsonl that `python -m data import` writes."
@@ -79,13 +70,13 @@ def _evaluate(args: argparse.Namespace) -> None:
     endpoint = Endpoint(args.endpoint, args.tokenizer, args.served_name)
     if args.dry_run:
         check_model(args.model) if args.model else check_endpoint(endpoint)
-        print(f"{len(questions)} questions of {file} -> {run.evaluation(who)}")
+        print(f"{len(questions)} questions of {file} -> {run.evaluation(name)}")
         return
     with locked(run.path):
         if args.model:
-            evaluate_model(args.model, config, run, who, questions)
+            evaluate_model(args.model, config, run, name, questions)
         else:
-            evaluate_endpoint(endpoint, config, run, who, questions)
+            evaluate_endpoint(endpoint, config, run, name, questions)
 
 
 if __name__ == "__main__":

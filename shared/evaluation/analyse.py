@@ -1,17 +1,17 @@
-"""What stands in finished evaluations, judged by every rule: `python -m shared.evaluation.analyse WHO [OTHER] --run-name RUN`.
+"""Judge finished evaluations by every rule: `python -m shared.evaluation.analyse NAME [OTHER] --run-name RUN`.
 
-For the evaluation WHO: accuracy by the house rule, by Spider's and by BIRD's, and soft F1, with 95 % intervals; accuracy
-for each database and difficulty; the questions on which the rules disagree, with gold and submission. With `--testsuite
+For the evaluation NAME: accuracy by the house rule, by Spider's and by BIRD's, and soft F1, with 95 % intervals; accuracy for
+each difficulty, form and database; the questions on which the rules disagree, with gold and submission. With `--testsuite
 FOLDER` also Spider's rule on all variants, where the folder holds those of a question's database. With OTHER: both compared
-question by question. Nothing is played again; evaluations/<who>/rules.jsonl keeps each question's verdicts.
+question by question. Nothing is played again; evaluations/<name>/rules.jsonl keeps each question's verdicts.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
@@ -20,120 +20,127 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.judges import bird_ex, soft_f1, spider_test_suite
 from shared.evaluation.judges.verdicts import suites
-from shared.evaluation.metrics import bootstrap_interval
-from shared.evaluation.paired_test import compare_pairs
-from shared.evaluation.run import QUESTION_FILE
-from shared.records import JsonlTail, Question, read_questions, write_jsonl
-from shared.runs.manifest import RunDirectory, question_file
+from shared.evaluation.metrics import accuracy, compare_pairs
+from shared.evaluation.run import EPISODE_FILE, QUESTION_FILE
+from shared.records import Question, read_episodes, read_questions, write_jsonl
+from shared.runs.manifest import question_file
 
-RULES = ("house", "spider", "testsuite", "bird", "soft_f1")  # testsuite only where variants are given
+RULES = ("house", "spider", "testsuite", "bird")
 _LISTED = 20
 
-Verdicts = dict[str, Any]  # question_id, database, difficulty, gold_sql, submitted_sql, and one value for each rule
 Variants = Callable[[str], Sequence[Path]]
 """From a db_id to the variants of that database; may be none."""
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """One judged question of an evaluation, with its verdict by every rule."""
+
+    question_id: str
+    database: str
+    difficulty: str
+    form: str
+    gold_sql: str
+    submitted_sql: str | None
+    house: bool
+    spider: bool
+    bird: bool
+    soft_f1: float
+    testsuite: bool | None  # None where no variants of the database are given
+
+    def by_rule(self) -> dict[str, bool]:
+        """The verdicts that there are, in the order of RULES."""
+        return {rule: getattr(self, rule) for rule in RULES if getattr(self, rule) is not None}
+
+
 def verdicts(
     folder: Path, questions: Iterable[Question], seconds: float, variants: Variants = lambda _: ()
-) -> list[Verdicts]:
-    """Each judged question of an evaluation with its verdict by every rule; `seconds` is the limit of a query.
+) -> list[Verdict]:
+    """The verdict on each judged question of an evaluation; `seconds` is the limit of a query.
 
     Raises UserError when the folder holds no judged episode of these questions.
     """
-    rewards = {row["question_id"]: row for row in JsonlTail(folder / "rewards.jsonl").new_rows()}
-    episodes = {row["question_id"]: row for row in JsonlTail(folder / "episodes.jsonl").new_rows()}
-    judged = [question for question in questions if question.id in rewards and question.id in episodes]
-    if not judged:
+    episodes = {episode.question_id: episode for episode in read_episodes(folder / EPISODE_FILE)}
+    found = []
+    for question in tqdm(list(questions), "judging", unit=" questions", leave=False, disable=None):
+        episode = episodes.get(question.id)
+        if episode is None or episode.reward is None:
+            continue
+        gold, submitted = question.gold_sql, episode.submitted_sql or ""
+        said, suite = episode.submitted_sql is not None, variants(question.db_id)
+        spider = []
+        for databases in ([Path(question.database)], suite):
+            try:
+                spider.append(said and spider_test_suite(gold, submitted, databases, seconds=seconds))
+            except UserError:  # a gold that only Spider's reading of the query breaks makes every answer wrong there
+                spider.append(False)
+        found.append(
+            Verdict(
+                question_id=question.id,
+                database=question.db_id,
+                difficulty=question.difficulty,
+                form=question.form,
+                gold_sql=gold,
+                submitted_sql=episode.submitted_sql,
+                house=episode.reward.correct,
+                spider=spider[0],
+                bird=said and bird_ex(gold, submitted, question.database, seconds=seconds),
+                soft_f1=soft_f1(gold, submitted, question.database, seconds=seconds) if said else 0.0,
+                testsuite=spider[1] if suite else None,
+            )
+        )
+    if not found:
         raise UserError(f"There is no finished evaluation of the run's test questions in {folder}; evaluate first.")
-    return [
-        _verdict(question, episodes[question.id]["submitted_sql"], seconds, variants(question.db_id))
-        | {"house": bool(rewards[question.id]["correct"])}
-        for question in tqdm(judged, "judging", unit=" questions", leave=False, disable=None)
-    ]
+    return found
 
 
-def _verdict(question: Question, submitted: str | None, seconds: float, variants: Sequence[Path]) -> Verdicts:
-    pair = question.gold_sql, submitted or ""
-    database, said = question.database, submitted is not None
-    verdict: Verdicts = {
-        "question_id": question.id,
-        "database": question.db_id,
-        "difficulty": question.difficulty,
-        "gold_sql": question.gold_sql,
-        "submitted_sql": submitted,
-        "spider": said and _spider(*pair, [Path(database)], seconds),
-        "bird": said and bird_ex(*pair, database, seconds=seconds),
-        "soft_f1": soft_f1(*pair, database, seconds=seconds) if said else 0.0,
-    }
-    if variants:
-        verdict["testsuite"] = said and _spider(*pair, variants, seconds)
-    return verdict
-
-
-def _spider(gold: str, submitted: str, databases: Sequence[Path], seconds: float) -> bool:
-    """Spider's verdict; a gold that only its reading of the query breaks makes every answer wrong there."""
-    try:
-        return spider_test_suite(gold, submitted, databases, seconds=seconds)
-    except UserError:
-        return False
-
-
-def report(who: str, rows: Sequence[Verdicts], config: Config) -> str:
+def report(name: str, found: Sequence[Verdict], config: Config) -> str:
     """The figures of one evaluation and where its rules disagree, as text."""
-    lines = [f"{who}, {len(rows)} questions"]
-    for rule in RULES:
-        values = [float(row[rule]) for row in rows if rule in row]
-        lines += [f"  {rule:16}{_with_interval(values, config)}"] if values else []
-    for kind in ("difficulty", "database"):
+
+    def figure(label: str, values: Sequence[float]) -> str:
+        one = accuracy(values, config.evaluate.bootstrap_samples, config.seed)
+        return f"{label}{one.share:6.1%}  ({one.low:.1%} to {one.high:.1%}, n = {one.n})"
+
+    lines = [f"{name}, {len(found)} questions"]
+    for rule in (*RULES, "soft_f1"):
+        values = [float(getattr(verdict, rule)) for verdict in found if getattr(verdict, rule) is not None]
+        lines += [figure(f"  {rule:16}", values)] if values else []
+    for kind in ("difficulty", "form", "database"):
         groups: dict[str, list[float]] = defaultdict(list)
-        for row in rows:
-            groups[row[kind]].append(float(row["house"]))
+        for verdict in found:
+            groups[getattr(verdict, kind) or "unknown"].append(float(verdict.house))
         lines.append(f"  by {kind} (house rule)")
-        lines += [f"    {name:30}{_with_interval(values, config)}" for name, values in sorted(groups.items())]
-    split = [row for row in rows if len({row[rule] for rule in RULES[:-1] if rule in row}) > 1]
+        lines += [figure(f"    {group:30}", values) for group, values in sorted(groups.items())]
+    split = [verdict for verdict in found if len(set(verdict.by_rule().values())) > 1]
     lines.append(f"  {len(split)} questions on which the rules disagree")
-    for row in split[:_LISTED]:
-        said = " ".join(f"{rule} {'yes' if row[rule] else 'no'}" for rule in RULES[:-1] if rule in row)
-        lines += [f"    {row['question_id']}: {said}", f"      gold {_line(row['gold_sql'])}", f"      said {_line(row['submitted_sql'])}"]  # fmt: skip
+    for verdict in split[:_LISTED]:
+        said = " ".join(f"{rule} {'yes' if right else 'no'}" for rule, right in verdict.by_rule().items())
+        lines.append(f"    {verdict.question_id}: {said}")
+        for label, sql in (("gold", verdict.gold_sql), ("said", verdict.submitted_sql or "nothing")):
+            lines.append(f"      {label} {' '.join(sql.split())[:200]}")
     return "\n".join(lines)
 
 
-def paired_report(who: str, other: str, first: Sequence[Verdicts], second: Sequence[Verdicts], config: Config) -> str:
+def paired_report(name: str, other: str, first: Sequence[Verdict], second: Sequence[Verdict], config: Config) -> str:
     """Two evaluations compared question by question, as text; raises UserError when they share no question."""
-    lines = [f"{other} against {who}, by question"]
-    if not {row["question_id"] for row in first} & {row["question_id"] for row in second}:
-        raise UserError(f"The evaluations {who} and {other} share no question; evaluate both on one split.")
-    for rule in RULES[:-1]:
-        mine, theirs = ({row["question_id"]: row[rule] for row in rows if rule in row} for rows in (first, second))
+    lines = [f"{other} against {name}, by question"]
+    if not {verdict.question_id for verdict in first} & {verdict.question_id for verdict in second}:
+        raise UserError(f"The evaluations {name} and {other} share no question; evaluate both on one split.")
+    for rule in RULES:
+        mine, theirs = (
+            {verdict.question_id: verdict.by_rule()[rule] for verdict in found if rule in verdict.by_rule()}
+            for found in (first, second)
+        )
         if not mine.keys() & theirs.keys():
             continue
-        found = compare_pairs(mine, theirs, samples=config.evaluate.bootstrap_samples, seed=config.seed)
-        low, high = found.interval
+        pairs = compare_pairs(mine, theirs, samples=config.evaluate.bootstrap_samples, seed=config.seed)
+        low, high = pairs.interval
         lines.append(
-            f"  {rule:10}{100 * found.difference:+6.1f} points (95 % {100 * low:+.1f} to {100 * high:+.1f}), won {found.only_second}, "
-            f"lost {found.only_first}, both right {found.both}, neither {found.neither}, sign test p = {found.p_value:.3f}"
+            f"  {rule:10}{100 * pairs.difference:+6.1f} points (95 % {100 * low:+.1f} to {100 * high:+.1f}), won "
+            f"{pairs.only_second}, lost {pairs.only_first}, both right {pairs.both}, neither {pairs.neither}, sign test p = "
+            f"{pairs.p_value:.3f}"
         )
     return "\n".join(lines)
-
-
-def _with_interval(values: Sequence[float], config: Config) -> str:
-    low, high = bootstrap_interval(values, config.evaluate.bootstrap_samples, config.seed)
-    return f"{sum(values) / len(values):6.1%}  ({low:.1%} to {high:.1%}, n = {len(values)})"
-
-
-def _line(sql: str | None) -> str:
-    return " ".join((sql or "nothing").split())[:200]
-
-
-def _analysed(who: str, config: Config, run: RunDirectory, variants: Variants) -> list[Verdicts]:
-    folder = run.evaluation(who)
-    asked = folder / QUESTION_FILE
-    questions = read_questions(asked if asked.exists() else question_file(run, "test"))
-    rows = verdicts(folder, questions, config.sandbox.timeout_seconds, variants)
-    write_jsonl(folder / "rules.jsonl", rows)
-    print(report(who, rows, config))
-    return rows
 
 
 def main() -> None:
@@ -141,21 +148,29 @@ def main() -> None:
     parser = common_parser(
         "python -m shared.evaluation.analyse", "Judge finished evaluations by every rule and compare two of them."
     )
-    parser.add_argument("who", help="evaluation of the run: base, sft, grpo or a --name of python -m shared.evaluation")
+    parser.add_argument(
+        "name", help="evaluation of the run: base, sft, grpo or a --name of python -m shared.evaluation"
+    )
     parser.add_argument("other", nargs="?", help="a second one, compared with the first question by question")
     parser.add_argument(
         "--testsuite", type=Path, help="folder of <db_id>/*.sqlite or <db_id>.tar.gz: Spider's test suite, too"
     )
     args = parser.parse_args()
     config, run = resolve(args)
-    names = [name for name in (args.who, args.other) if name]
+    folders = {name: run.evaluation(name) for name in (args.name, args.other) if name}
     if args.dry_run:
-        print("\n".join(f"writes {run.evaluation(name) / 'rules.jsonl'}" for name in names))
+        print("\n".join(f"writes {folder / 'rules.jsonl'}" for folder in folders.values()))
         return
+    analysed = {}
     with suites(args.testsuite) as variants:
-        analysed = [_analysed(name, config, run, variants) for name in names]
+        for name, folder in folders.items():
+            asked = folder / QUESTION_FILE
+            questions = read_questions(asked if asked.exists() else question_file(run, "test"))
+            analysed[name] = verdicts(folder, questions, config.sandbox.timeout_seconds, variants)
+            write_jsonl(folder / "rules.jsonl", analysed[name])
+            print(report(name, analysed[name], config))
     if args.other:
-        print(paired_report(args.who, args.other, analysed[0], analysed[1], config))
+        print(paired_report(args.name, args.other, analysed[args.name], analysed[args.other], config))
 
 
 if __name__ == "__main__":

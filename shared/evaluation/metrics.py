@@ -1,27 +1,29 @@
-"""Figures over episodes, and the log they go to.
+"""Figures over episodes. Evaluation, readiness gate and GRPO steps all use the definitions of this module.
 
-Everything is counted over episodes that the infrastructure did not end; those are only counted themselves. A share with
-nothing to count is None, never 0. What the stock Hermes grammar would have read is known only where the server returned
-token ids (`Turn.hermes_calls`).
+Episodes that the infrastructure ended are counted and left out of everything else. A share with nothing to count is None,
+never 0. What the stock Hermes grammar would have read is known only where the server returned token ids
+(`Turn.hermes_calls`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
-import os
 import random
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from shared.errors import UserError
-from shared.records import Episode, Question, StopReason, Turn
-from shared.reward.reward import Reward
+from shared.records import Episode, Question, StopReason
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The share of right answers among `n`, with its 95 % bootstrap interval."""
+
+    share: float
+    low: float
+    high: float
+    n: int
 
 
 @dataclass(frozen=True)
@@ -32,65 +34,81 @@ class Summary:
     infrastructure_failures: int  # further episodes, excluded from everything else
     execution_accuracy: float | None
     interval: tuple[float, float] | None  # 95 % bootstrap interval of the accuracy
+    mean_reward: float | None
+    mixed_share: float | None  # questions with right and wrong episodes
+    tool_calls: int
     tool_call_rate: float | None  # episodes with at least one call that the stock Hermes grammar reads
-    fallback_share: float | None  # executed calls that it does not read
+    fallback_share: float | None  # calls that it does not read
     merged_share: float | None  # turns after the first whose prompt continues the tokens before it
     mean_turns: float | None
     mean_completion_tokens: float | None  # per episode
     mean_prompt_tokens: float | None  # prompt of the last turn
     mean_seconds: float | None  # per episode
-    accuracy_by_split: dict[str, float]  # by Question.split_kind, where it is set
-    accuracy_by_difficulty: dict[str, float]
+    accuracy_by: dict[str, dict[str, Accuracy]]  # by the question's `split_kind` and `difficulty`, where they are set
     stops: dict[str, int]  # judged episodes by how they ended
 
 
-def bootstrap_interval(values: Sequence[float], samples: int, seed: int) -> tuple[float, float]:
-    """95 % percentile interval of the mean: `samples` resamples of `values`, the same for the same seed."""
-    if not values:
-        raise ValueError("an interval needs at least one value")
-    draw = random.Random(seed)
-    means = sorted(math.fsum(draw.choices(values, k=len(values))) / len(values) for _ in range(samples))
-    return means[int(0.025 * (samples - 1))], means[math.ceil(0.975 * (samples - 1))]
+@dataclass(frozen=True)
+class Paired:
+    """Two models on the questions that both answered; `difference` is the second accuracy minus the first."""
+
+    both: int
+    only_first: int
+    only_second: int
+    neither: int
+    difference: float
+    interval: tuple[float, float]  # 95 %, resampled by question
+    p_value: float  # exact two-sided sign test (McNemar) on the questions where they differ
 
 
 def summarise(
-    episodes: Sequence[Episode],
-    rewards: Sequence[Reward | None],
-    questions: Iterable[Question],
-    *,
-    samples: int = 2000,
-    seed: int = 0,
+    episodes: Sequence[Episode], questions: Iterable[Question] = (), *, samples: int = 1, seed: int = 0
 ) -> Summary:
-    """Figures of `episodes`; `rewards` stands parallel to it, None after an infrastructure failure.
+    """Figures of judged episodes; the accuracy by kind of question needs the questions.
 
-    Raises ValueError when an episode lacks its reward or its question.
+    Raises ValueError for an episode without its reward, and for one whose question is not among those given.
     """
-    by_id = {question.id: question for question in questions}
-    judged: list[tuple[Episode, Reward, Question]] = []
-    for episode, reward in zip(episodes, rewards, strict=True):
-        if episode.stop is StopReason.INFRASTRUCTURE:
-            continue
-        if reward is None or episode.question_id not in by_id:
+    questions = list(questions)
+    known = {question.id for question in questions}
+    judged = [episode for episode in episodes if episode.stop is not StopReason.INFRASTRUCTURE]
+    right: dict[str, list[float]] = defaultdict(list)
+    for episode in judged:
+        if episode.reward is None or (known and episode.question_id not in known):
             raise ValueError(f"the episode of question {episode.question_id} lacks its reward or its question")
-        judged.append((episode, reward, by_id[episode.question_id]))
-    kept = [episode for episode, _, _ in judged]
-    correct = [float(reward.correct) for _, reward, _ in judged]
-    turns = [turn for episode in kept for turn in episode.turns]
+        right[episode.question_id].append(float(episode.reward.correct))
+    by_kind: dict[str, dict[str, list[float]]] = {"split_kind": defaultdict(list), "difficulty": defaultdict(list)}
+    for question in questions:
+        for kind, groups in by_kind.items():
+            if name := getattr(question, kind):
+                groups[name] += right.get(question.id, ())
+    correct = [value for values in right.values() for value in values]
+    turns = [turn for episode in judged for turn in episode.turns]
+    read = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
+    calls_read = sum(calls for calls, _ in read)
     return Summary(
-        n=len(kept),
-        infrastructure_failures=len(episodes) - len(kept),
+        n=len(judged),
+        infrastructure_failures=len(episodes) - len(judged),
         execution_accuracy=mean(correct),
         interval=bootstrap_interval(correct, samples, seed) if correct else None,
-        tool_call_rate=mean(_calls_readably(episode) for episode in kept if _text_known(episode.turns)),
-        fallback_share=_fallback_share(turns),
+        mean_reward=mean(episode.reward.total for episode in judged if episode.reward),
+        mixed_share=mean(float(len(set(values)) > 1) for values in right.values()),
+        tool_calls=sum(len(turn.calls) for turn in turns),
+        tool_call_rate=mean(
+            float(any(turn.hermes_calls for turn in episode.turns))
+            for episode in judged
+            if any(turn.hermes_calls is not None for turn in episode.turns)
+        ),
+        fallback_share=sum(max(0, calls - hermes) for calls, hermes in read) / calls_read if calls_read else None,
         merged_share=mean(float(turn.merged) for turn in turns if turn.merged is not None),
-        mean_turns=mean(float(len(episode.turns)) for episode in kept),
-        mean_completion_tokens=mean(float(sum(t.completion_tokens for t in episode.turns)) for episode in kept),
-        mean_prompt_tokens=mean(float(episode.turns[-1].prompt_tokens) for episode in kept if episode.turns),
-        mean_seconds=mean(episode.seconds for episode in kept),
-        accuracy_by_split=_accuracy_by(judged, lambda question: question.split_kind),
-        accuracy_by_difficulty=_accuracy_by(judged, lambda question: question.difficulty),
-        stops=_count(episode.stop.value for episode in kept),
+        mean_turns=mean(float(len(episode.turns)) for episode in judged),
+        mean_completion_tokens=mean(float(sum(t.completion_tokens for t in episode.turns)) for episode in judged),
+        mean_prompt_tokens=mean(float(episode.turns[-1].prompt_tokens) for episode in judged if episode.turns),
+        mean_seconds=mean(episode.seconds for episode in judged),
+        accuracy_by={
+            kind: {name: accuracy(values, samples, seed) for name, values in sorted(groups.items()) if values}
+            for kind, groups in by_kind.items()
+        },
+        stops=dict(sorted(Counter(episode.stop.value for episode in judged).items())),
     )
 
 
@@ -105,107 +123,59 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
 
-def _text_known(turns: Sequence[Turn]) -> bool:
-    return any(turn.hermes_calls is not None for turn in turns)
+def accuracy(values: Sequence[float], samples: int, seed: int) -> Accuracy:
+    """Mean and interval of at least one value."""
+    return Accuracy(math.fsum(values) / len(values), *bootstrap_interval(values, samples, seed), len(values))
 
 
-def _calls_readably(episode: Episode) -> float:
-    return float(any(turn.hermes_calls for turn in episode.turns))
+def bootstrap_interval(values: Sequence[float], samples: int, seed: int) -> tuple[float, float]:
+    """95 % percentile interval of the mean: `samples` resamples of `values`, the same for the same seed."""
+    if not values:
+        raise ValueError("an interval needs at least one value")
+    draw = random.Random(seed)
+    means = sorted(math.fsum(draw.choices(values, k=len(values))) / len(values) for _ in range(samples))
+    return means[int(0.025 * (samples - 1))], means[math.ceil(0.975 * (samples - 1))]
 
 
-def _fallback_share(turns: Iterable[Turn]) -> float | None:
-    known = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
-    executed = sum(calls for calls, _ in known)
-    unseen = sum(max(0, calls - hermes) for calls, hermes in known)
-    return unseen / executed if executed else None
+def compare_pairs(
+    first: Mapping[str, bool], second: Mapping[str, bool], *, samples: int = 2000, seed: int = 0
+) -> Paired:
+    """Compare verdicts by question id; raises ValueError when no question is common to both."""
+    common = sorted(first.keys() & second.keys())
+    if not common:
+        raise ValueError("the two evaluations share no question")
+    differences = [float(second[name]) - float(first[name]) for name in common]
+    lost, won = differences.count(-1.0), differences.count(1.0)
+    both = sum(first[name] and second[name] for name in common)
+    return Paired(
+        both=both,
+        only_first=lost,
+        only_second=won,
+        neither=len(common) - both - lost - won,
+        difference=math.fsum(differences) / len(common),
+        interval=bootstrap_interval(differences, samples, seed),
+        p_value=sign_test(won, lost),
+    )
 
 
-def _accuracy_by(
-    judged: Iterable[tuple[Episode, Reward, Question]], group: Callable[[Question], str]
-) -> dict[str, float]:
-    groups: dict[str, list[float]] = defaultdict(list)
-    for _, reward, question in judged:
-        groups[group(question)].append(float(reward.correct))
-    return {name: sum(values) / len(values) for name, values in sorted(groups.items()) if name}
+def sign_test(won: int, lost: int) -> float:
+    """Chance of a split at least as uneven as this one when both sides are equally likely."""
+    count = won + lost
+    tail = sum(math.comb(count, i) for i in range(min(won, lost) + 1)) / 2**count
+    return min(1.0, 2 * tail)
 
 
-def _count(names: Iterable[str]) -> dict[str, int]:
-    counts: dict[str, int] = defaultdict(int)
-    for name in names:
-        counts[name] += 1
-    return dict(sorted(counts.items()))
+def pass_at_k(samples: int, correct: int, k: int) -> float:
+    """Chance that k of `samples` samples, `correct` of which are right, hold a right one; needs 1 <= k <= samples.
 
-
-class MetricsLog:
-    """Appends figures to `<folder>/metrics.jsonl`, and to TensorBoard and Weights & Biases where asked for.
-
-    A context manager. Raises UserError when a package or the key of a wanted service is missing.
+    The unbiased estimate of Chen et al. 2021, "Evaluating Large Language Models Trained on Code".
     """
-
-    def __init__(self, folder: Path, *, tensorboard: bool, wandb: bool) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / "metrics.jsonl"
-        self._closing = contextlib.ExitStack()
-        self._scalar_logs: list[Callable[[int, Mapping[str, float]], None]] = []
-        if tensorboard:
-            self._scalar_logs.append(_tensorboard(folder / "tensorboard", self._closing))
-        if wandb:
-            self._scalar_logs.append(_wandb(folder, self._closing))
-
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Record the figures of one step. Texts and None reach only the JSONL file; NaN and infinity become null there."""
-        row = {"step": step, "time": round(time.time(), 3), **{key: _jsonable(value) for key, value in values.items()}}
-        with self._path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-        scalars = {key: float(value) for key, value in values.items() if isinstance(value, (int, float))}
-        for write in self._scalar_logs:
-            write(step, scalars)
-
-    def close(self) -> None:
-        """Flush and close; may be called twice."""
-        self._closing.close()
-
-    def __enter__(self) -> MetricsLog:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    if not 1 <= k <= samples or not 0 <= correct <= samples:
+        raise ValueError(f"pass@{k} cannot be told from {samples} samples with {correct} right ones")
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
-def _jsonable(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _tensorboard(folder: Path, closing: contextlib.ExitStack) -> Callable[[int, Mapping[str, float]], None]:
-    """A TensorBoard writer from the `tensorboard` package itself; torch's wrapper would import torch."""
-    try:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary as TensorBoardSummary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-    except ImportError as error:
-        raise UserError(
-            "logging.tensorboard is true but tensorboard is not installed; install it or switch it off."
-        ) from error
-    writer = EventFileWriter(str(folder))
-    closing.callback(writer.close)
-
-    def write(step: int, scalars: Mapping[str, float]) -> None:
-        summary = TensorBoardSummary(
-            value=[TensorBoardSummary.Value(tag=key, simple_value=value) for key, value in scalars.items()]
-        )
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
-        writer.flush()
-
-    return write
-
-
-def _wandb(folder: Path, closing: contextlib.ExitStack) -> Callable[[int, Mapping[str, float]], None]:
-    if not os.environ.get("WANDB_API_KEY") and os.environ.get("WANDB_MODE") != "offline":
-        raise UserError("logging.wandb is true but WANDB_API_KEY is not set; set it or switch logging.wandb off.")
-    try:
-        import wandb
-    except ImportError as error:
-        raise UserError("logging.wandb is true but wandb is not installed; install it or switch it off.") from error
-    run = wandb.init(project="firstcall", name=folder.parent.name, dir=str(folder))
-    closing.callback(run.finish)
-    return lambda step, scalars: run.log(dict(scalars), step=step)
+def majority(results: Sequence[Hashable | None]) -> int | None:
+    """Place of the first sample with the commonest result; None when no sample has one."""
+    votes = Counter(result for result in results if result is not None)
+    return results.index(max(votes, key=lambda result: votes[result])) if votes else None

@@ -1,10 +1,12 @@
-"""Evaluation: play the test questions with one model and write down what became of them.
+"""Evaluation: play the test questions with one model and record the outcome.
 
-    evaluations/<who>/{questions.jsonl,vllm.log,episodes.jsonl,rewards.jsonl,episodes.calls.md,summary.json,manifest.json}
+    evaluations/<name>/{questions.jsonl,vllm.log,episodes.jsonl,episodes.calls.md,summary.json,manifest.json}
+    evaluations/<name>/sample_2/…, samples.json     with evaluate.samples > 1
 
-Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation goes on where it stopped. Episodes
-lost to the infrastructure are played once more, then left out and counted; too many of them and there is no result.
-Greedy decoding in a batch is not bit-for-bit repeatable: the batch a request lands in changes the rounding.
+Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation continues where it stopped; once all are
+judged, the file is rewritten with their rewards. Episodes lost to the infrastructure are played once more, then left out and
+counted; too many of them and there is no result. Greedy decoding in a batch is not bit-for-bit repeatable: the batch that a
+request lands in changes the rounding.
 """
 
 from __future__ import annotations
@@ -16,25 +18,27 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 from shared.agent.chat_client import API_KEY, ChatClient, InfrastructureError
+from shared.agent.episode import run_episode
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.tools import Toolbox
 from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import Summary, percent, summarise
-from shared.evaluation.pass_at_k import in_samples
-from shared.evaluation.player import Player
+from shared.evaluation.metrics import Summary, majority, mean, pass_at_k, percent, summarise
 from shared.models.folder import adapter_base, check_model_folder, is_adapter
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
 from shared.processes.vllm_server import vllm_server
-from shared.records import Episode, Question, StopReason, read_questions, write_jsonl
+from shared.records import Question, StopReason, read_episodes, read_questions, to_json, write_jsonl
 from shared.reward.reward import judge_all
 from shared.runs.manifest import (
     RunDirectory,
@@ -47,10 +51,11 @@ from shared.runs.manifest import (
     read_manifest,
     write_json,
 )
-from shared.sql.database import Database
+from shared.sql.database import Database, SqlError
 from shared.tool_calls.report import write_table
 
 QUESTION_FILE = "questions.jsonl"  # in an evaluation's folder: what was asked
+EPISODE_FILE = "episodes.jsonl"
 _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
 
 
@@ -72,59 +77,61 @@ def check_model(model: Path) -> None:
 
 
 def check_endpoint(endpoint: Endpoint) -> Tokenizer:
-    """Its tokenizer; raises UserError when that is missing or nobody answers at its address."""
+    """The endpoint's tokenizer; raises UserError when it is missing or nobody answers at the address."""
     tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
+
+    async def reach() -> None:
+        async with ChatClient(endpoint.url, api_key=os.environ.get(API_KEY, "")) as chat:
+            await chat.reach()
+
     try:
-        asyncio.run(_reach(endpoint.url))
+        asyncio.run(reach())
     except InfrastructureError as error:
         raise UserError(f"The endpoint {error}; start it or correct the address.") from error
     return tokenizer
 
 
-async def _reach(url: str) -> None:
-    async with ChatClient(url, api_key=os.environ.get(API_KEY, "")) as chat:
-        await chat.reach()
-
-
 def evaluate_model(
-    model: Path, config: Config, run: RunDirectory, who: str, questions: Sequence[Question] | None = None
+    model: Path, config: Config, run: RunDirectory, name: str, questions: Sequence[Question] | None = None
 ) -> dict[str, Any]:
     """Evaluate a model folder or a LoRA adapter, unless that is done; returns the summary as plain values.
 
     `questions` are by default the run's test questions.
     """
     check_model(model)
+    asked = questions or chosen_questions(config, run)
 
-    def play(asked: Sequence[Question], folder: Path) -> Summary:
-        return play_model(_whole_model(model, folder, model_cache(config)), asked, config, folder)
+    def play(folder: Path) -> Summary:
+        return play_model(whole_model(model, folder, model_cache(config)), asked, config, folder)
 
-    return _recorded(play, questions or chosen_questions(config, run), config, run, who, model=model)
+    return _recorded(play, asked, config, run, name, model=model)
+
+
+def evaluate_endpoint(
+    endpoint: Endpoint, config: Config, run: RunDirectory, name: str, questions: Sequence[Question]
+) -> dict[str, Any]:
+    """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
+
+    def play(folder: Path) -> Summary:
+        return play_samples(
+            questions, endpoint.url, check_endpoint(endpoint), config, folder, served_name=endpoint.served_name
+        )
+
+    subject = {"model": endpoint.url, "tokenizer": endpoint.tokenizer, "served_name": endpoint.served_name}
+    return _recorded(play, questions, config, run, name, **subject)
 
 
 def play_model(model: Path, questions: Sequence[Question], config: Config, folder: Path) -> Summary:
     """Serve a model folder and play the questions with it, `evaluate.samples` times each; `folder` gets all files."""
     tokenizer = Tokenizer.from_folder(model)
     with vllm_server(model, config, folder) as base_url:
-        return _played(questions, base_url, tokenizer, config, folder)
+        return play_samples(questions, base_url, tokenizer, config, folder)
 
 
-def evaluate_endpoint(
-    endpoint: Endpoint, config: Config, run: RunDirectory, who: str, questions: Sequence[Question]
-) -> dict[str, Any]:
-    """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
-
-    def play(asked: Sequence[Question], folder: Path) -> Summary:
-        tokenizer = check_endpoint(endpoint)
-        return _played(asked, endpoint.url, tokenizer, config, folder, endpoint.served_name)
-
-    subject = {"model": endpoint.url, "tokenizer": endpoint.tokenizer, "served_name": endpoint.served_name}
-    return _recorded(play, questions, config, run, who, **subject)
-
-
-def _whole_model(model: Path, folder: Path, cache: Path) -> Path:
+def whole_model(model: Path, folder: Path, cache: Path) -> Path:
     """The model itself, or an adapter merged into its base, which stays in `folder` until the evaluation is done.
 
-    What has to be made of the base first goes to `cache`.
+    A base model that must be adapted first goes to `cache`.
     """
     if not is_adapter(model):
         return model
@@ -137,43 +144,36 @@ def _whole_model(model: Path, folder: Path, cache: Path) -> Path:
     return merged
 
 
-def _played(
-    questions: Sequence[Question], base_url: str, tokenizer: Tokenizer, config: Config, folder: Path, name: str = "auto"
-) -> Summary:
-    once = partial(evaluate, questions, base_url, tokenizer, config, served_name=name)
-    return asyncio.run(in_samples(once, questions, config, folder))
-
-
 def _recorded(
-    play: Callable[[Sequence[Question], Path], Summary],
+    play: Callable[[Path], Summary],
     questions: Sequence[Question],
     config: Config,
     run: RunDirectory,
-    who: str,
+    name: str,
     **subject: Any,
 ) -> dict[str, Any]:
     """Play the questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
-    folder = run.evaluation(who)
-    mark = evaluation_mark(questions, config, data=(read_manifest(run.data) or {}).get("fingerprint"), **subject)
-    if finished(folder, mark):
-        print(f"{who} evaluation: finished before, {folder}")
+    folder = run.evaluation(name)
+    data = (read_manifest(run.data) or {}).get("fingerprint")
+    expected = evaluation_fingerprint(questions, config, data=data, **subject)
+    if finished(folder, expected):
+        print(f"{name} evaluation: finished before, {folder}")
     else:
-        begin_stage(folder, mark)
+        begin_stage(folder, expected)
         started = time.monotonic()
         write_jsonl(folder / QUESTION_FILE, questions)
-        summary = play(questions, folder)
+        summary = play(folder)
         shutil.rmtree(folder / "merged", ignore_errors=True)
-        finish_stage(
-            folder, mark, seconds=time.monotonic() - started, outputs={"summary": str(folder / "summary.json")},
-            model=str(subject["model"]), questions=summary.n,
-        )  # fmt: skip
+        seconds, outputs = time.monotonic() - started, {"summary": str(folder / "summary.json")}
+        model = str(subject["model"])
+        finish_stage(folder, expected, seconds=seconds, outputs=outputs, model=model, questions=summary.n)
     values = read_summary(folder)
-    print(summary_line(who, values))
+    print(summary_line(name, values))
     return values
 
 
-def evaluation_mark(questions: Sequence[Question], config: Config, **subject: Any) -> str:
-    """Fingerprint of all that an evaluation of `subject` depends on; how fast or how patiently it runs is left out."""
+def evaluation_fingerprint(questions: Sequence[Question], config: Config, **subject: Any) -> str:
+    """Fingerprint of everything that an evaluation of `subject` depends on; speed and patience are left out."""
     values = to_dict(config)
     rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
     server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
@@ -182,6 +182,32 @@ def evaluation_mark(questions: Sequence[Question], config: Config, **subject: An
     shared = {key: values[key] for key in ("seed", "agent", "sandbox")}
     settings = {**shared, **rewards, **server, **played}
     return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
+
+
+def play_samples(
+    questions: Sequence[Question],
+    base_url: str,
+    tokenizer: Tokenizer,
+    config: Config,
+    folder: Path,
+    *,
+    served_name: str = "auto",
+) -> Summary:
+    """Play `evaluate.samples` evaluations and write their common figures; returns the summary of the first one."""
+    count = config.evaluate.samples
+    if count > 1 and config.evaluate.temperature <= 0:
+        raise UserError(
+            f"Setting evaluate.samples is {count}, but greedy decoding gives one answer; set evaluate.temperature above 0."
+        )
+    folders = sample_folders(folder, count)
+    summaries = [
+        asyncio.run(evaluate(questions, base_url, tokenizer, config, each, served_name=served_name)) for each in folders
+    ]
+    if count > 1:
+        figures = sample_figures(questions, folders, _databases(questions, config))
+        write_json(folder / "samples.json", figures)
+        print(", ".join(f"{name} {value:.1%}" for name, value in figures.items() if isinstance(value, float)))
+    return summaries[0]
 
 
 async def evaluate(
@@ -198,25 +224,63 @@ async def evaluate(
     `served_name` is the model to ask the endpoint for, auto for the only one. Raises UserError when more than a tenth of the
     episodes are lost to the infrastructure.
     """
-    started = time.monotonic()
-    databases = _databases(questions, config)
+    started, databases, file = time.monotonic(), _databases(questions, config), folder / EPISODE_FILE
+    episodes = {one.question_id: one for one in read_episodes(file) if one.stop is not StopReason.INFRASTRUCTURE}
+    folder.mkdir(parents=True, exist_ok=True)
+    write_jsonl(file, episodes.values())  # completes a half line and drops lost episodes
+
+    async def play(question: Question) -> None:
+        episode = episodes[question.id] = await run_episode(
+            question,
+            toolbox=Toolbox(databases[question.database], tokenizer, config.agent.observation_tokens),
+            chat=chat,
+            tokenizer=tokenizer,
+            limits=config.agent,
+            temperature=config.evaluate.temperature,
+        )
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(to_json(episode) + "\n")
+
     async with ChatClient(base_url, api_key=os.environ.get(API_KEY, ""), model=served_name) as chat:
-        player = Player(chat, tokenizer, config, databases, folder / "episodes.jsonl")
-        await player.play(questions)
-        await player.play(questions)  # those lost to the infrastructure once more
-    episodes = [player.episodes[question.id] for question in questions]
-    _refuse_too_many_lost(episodes, base_url)
-    rewards = judge_all(questions, episodes, databases, config.grpo)
-    write_jsonl(folder / "rewards.jsonl", [
-        {"question_id": episode.question_id, **dataclasses.asdict(reward)}
-        for episode, reward in zip(episodes, rewards, strict=True) if reward
-    ])  # fmt: skip
-    write_table(folder / "episodes.jsonl", TOOLS)
-    summary = summarise(episodes, rewards, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
-    calls = sum(len(turn.calls) for episode in episodes for turn in episode.turns)
-    more = {"seconds": round(time.monotonic() - started, 1), "tool_calls": calls}
-    write_json(folder / "summary.json", dataclasses.asdict(summary) | more)
+        for _ in range(2):  # those lost to the infrastructure once more
+            done = {name for name, episode in episodes.items() if episode.stop is not StopReason.INFRASTRUCTURE}
+            waiting = [question for question in questions if question.id not in done]
+            await play_all(waiting, play, config.evaluate.concurrency, "episodes")
+    played = [episodes[question.id] for question in questions]
+    lost = [episode for episode in played if episode.stop is StopReason.INFRASTRUCTURE]
+    if len(lost) > _MAX_LOST_SHARE * len(played):
+        raise UserError(
+            f"{len(lost)} of {len(played)} episodes were lost to the infrastructure, too many for a result; the last "
+            f"one to {lost[-1].error}. See to {base_url} and run the same command again, it continues."
+        )
+    rewards = judge_all(questions, played, databases, config.grpo)
+    judged = [dataclasses.replace(one, reward=reward) for one, reward in zip(played, rewards, strict=True)]
+    write_jsonl(file, judged)
+    write_table(file, TOOLS)
+    summary = summarise(judged, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
+    seconds = {"seconds": round(time.monotonic() - started, 1)}
+    write_json(folder / "summary.json", dataclasses.asdict(summary) | seconds)
     return summary
+
+
+async def play_all(
+    questions: Sequence[Question], play: Callable[[Question], Awaitable[None]], concurrency: int, label: str
+) -> None:
+    """`play` each question, at most `concurrency` at a time, under a bar called `label`; the first error ends them all."""
+    slots = asyncio.Semaphore(concurrency)
+
+    async def in_turn(question: Question) -> None:
+        async with slots:
+            await play(question)
+
+    tasks = [asyncio.create_task(in_turn(question)) for question in questions]
+    try:
+        for ending in tqdm(asyncio.as_completed(tasks), label, len(tasks), unit=" questions", disable=not tasks):
+            await ending
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def chosen_questions(config: Config, run: RunDirectory, file: Path | None = None) -> list[Question]:
@@ -245,24 +309,63 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise UserError(f"There is no finished evaluation in {folder}; run that stage first.") from None
 
 
-def summary_line(who: str, summary: dict[str, Any]) -> str:
+def summary_line(name: str, summary: dict[str, Any]) -> str:
     """The result of one evaluation in a line."""
     low, high = summary["interval"]
     lost = f", {lost} lost to the infrastructure" if (lost := summary["infrastructure_failures"]) else ""
     return (
-        f"{who}: execution accuracy {summary['execution_accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%}), "
+        f"{name}: execution accuracy {summary['execution_accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%}), "
         f"tool-call rate {percent(summary['tool_call_rate'])}, {summary['n']} questions{lost}"
     )
 
 
+def sample_folders(folder: Path, count: int) -> list[Path]:
+    """The evaluations of the 1st, 2nd, … sample."""
+    return [folder, *(folder / f"sample_{number}" for number in range(2, count + 1))]
+
+
+def outcomes(questions: Sequence[Question], folders: Sequence[Path]) -> dict[str, list[bool]]:
+    """Which samples of a question are right, by question id; only questions that have all their samples."""
+    samples = [
+        {
+            episode.question_id: episode.reward.correct
+            for episode in read_episodes(folder / EPISODE_FILE)
+            if episode.reward
+        }
+        for folder in folders
+    ]
+    whole = [question.id for question in questions if all(question.id in sample for sample in samples)]
+    return {name: [sample[name] for sample in samples] for name in whole}
+
+
+def sample_figures(
+    questions: Sequence[Question], folders: Sequence[Path], databases: Mapping[str, Database]
+) -> dict[str, float | int | None]:
+    """pass@1, 2, 4, … and the accuracy of a majority vote, over questions that have all their samples.
+
+    The vote takes the result that most samples agree on, whatever the order of its rows; the earliest one among equals.
+    """
+    right, count = outcomes(questions, folders), len(folders)
+    submitted = [{one.question_id: one.submitted_sql for one in read_episodes(each / EPISODE_FILE)} for each in folders]
+    votes = []
+    for question in questions:
+        if question.id in right:
+            database = databases[question.database]
+            chosen = majority([_result(sample[question.id], database) for sample in submitted])
+            votes.append(chosen is not None and right[question.id][chosen])
+    powers = [2**power for power in range(count.bit_length())]
+    passes = {f"pass@{k}": mean(pass_at_k(count, sum(found), k) for found in right.values()) for k in powers}
+    return {"questions": len(votes), "samples": count, **passes, "majority vote": mean(map(float, votes))}
+
+
+def _result(sql: str | None, database: Database) -> Hashable | None:
+    """The rows that a submission returns, as a multiset; None where it returns no comparable result."""
+    try:
+        result = None if sql is None else database.execute(sql, database.limits.max_compare_rows)
+    except SqlError:
+        return None
+    return None if result is None or result.truncated else frozenset(Counter(result.rows).items())
+
+
 def _databases(questions: Sequence[Question], config: Config) -> dict[str, Database]:
     return {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}
-
-
-def _refuse_too_many_lost(episodes: Sequence[Episode], base_url: str) -> None:
-    lost = [episode for episode in episodes if episode.stop is StopReason.INFRASTRUCTURE]
-    if len(lost) > _MAX_LOST_SHARE * len(episodes):
-        raise UserError(
-            f"{len(lost)} of {len(episodes)} episodes were lost to the infrastructure, too many for a result; the last "
-            f"one to {lost[-1].error}. See to {base_url} and run the same command again, it continues."
-        )

@@ -22,7 +22,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import bootstrap_interval, percent
 from shared.evaluation.run import chosen_questions, read_summary
-from shared.records import JsonlTail, Question
+from shared.records import JsonlTail, Question, read_episodes
 from shared.report.page import page
 from shared.runs.manifest import RunDirectory, installed_versions, read_manifest, write_json
 from shared.runs.usage import commit, machine, read_usage
@@ -208,7 +208,8 @@ def update_readme(file: Path, facts: dict[str, Any]) -> None:
 
 def _model(who: str, config: Config, run: RunDirectory, questions: Sequence[Question]) -> dict[str, Any]:
     folder = run.evaluation(who)
-    correct = {row["question_id"]: row["correct"] for row in JsonlTail(folder / "rewards.jsonl").new_rows()}
+    episodes = read_episodes(folder / "episodes.jsonl")
+    correct = {episode.question_id: episode.reward.correct for episode in episodes if episode.reward}
     groups: dict[str, list[float]] = {}
     for question in questions:
         if question.id in correct and question.split_kind:

@@ -26,24 +26,12 @@ from tqdm import tqdm
 
 from shared.config.schema import GrpoConfig, SandboxConfig
 from shared.errors import UserError
-from shared.records import Episode, Question, StopReason
+from shared.records import Episode, Question, Reward, StopReason
 from shared.reward.agreement import agrees_on_copies, open_copies
 from shared.reward.execution_match import execution_match, gold_is_ordered
 from shared.sql.database import Database, QueryResult, SqlError
 
 EMPTY_GOLD_REWARD = 0.5
-
-
-@dataclass(frozen=True)
-class Reward:
-    """One judged episode; the three dense terms lie between 0 and 1, unweighted."""
-
-    correct: bool
-    valid_call: float  # share of its calls that could be read
-    executed: float  # 1.0 when any execute_sql ran without error
-    right_tables: float  # overlap (F1) of the tables that the submission and the gold read
-    total: float
-    lucky: bool = False  # equal to the gold's result, but not on a perturbed copy of the database
 
 
 class GoldCache:

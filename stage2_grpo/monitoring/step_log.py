@@ -12,9 +12,9 @@ from tqdm import tqdm
 
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import MetricsLog
 from shared.processes.owned_process import OwnedProcess
-from shared.records import JsonlTail, write_jsonl
+from shared.records import Episode, JsonlTail, episode_from_row, write_jsonl
+from shared.runs.metrics_log import MetricsLog
 from stage2_grpo.monitoring.step_metrics import skipped_line, step_line, step_metrics, validation_line
 from stage2_grpo.monitoring.step_timing import step_shares
 from stage2_grpo.monitoring.tripwires import Row
@@ -29,7 +29,7 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
     """
     trainer_rows, episode_rows = JsonlTail(folder / "trainer_metrics.jsonl"), JsonlTail(folder / "episodes.jsonl")
     episode_rows.new_rows()  # those of an interrupted run belong to its steps
-    episodes: defaultdict[tuple[str, int], list[Row]] = defaultdict(list)  # by split and step
+    episodes: defaultdict[tuple[str, int], list[Episode]] = defaultdict(list)  # by split and step
     with (
         MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log,  # VERL talks to wandb itself
         tqdm(desc="grpo: starting Ray, trainer and vLLM", unit=" episodes", leave=False, disable=None) as bar,
@@ -39,7 +39,7 @@ def follow(config: Config, folder: Path, process: OwnedProcess, last: int, total
             alive = process.running  # read first: what was written before the end is still picked up
             rows = trainer_rows.new_rows()  # before the episodes, so that those of a step are there with its row
             for episode in episode_rows.new_rows():
-                episodes[episode["split"], episode["step"]].append(episode)
+                episodes[episode["split"], episode["step"]].append(episode_from_row(episode))
                 bar.update()
             for row in rows:
                 step, data = row["step"], row["data"]
@@ -73,8 +73,8 @@ def settle(config: Config, folder: Path, saved: int) -> list[Row]:
     episodes = _up_to(saved, folder / "episodes.jsonl")
     made = {row["step"]: row["data"] for row in JsonlTail(folder / "trainer_metrics.jsonl").new_rows() if _of_step(row)}
     for step in range(max((row["step"] for row in metrics), default=0) + 1, saved + 1):
-        played = [episode for episode in episodes if episode.get("step") == step]
-        train, validation = ([one for one in played if one["split"] == split] for split in ("train", "val"))
+        played = [episode_from_row(row) for row in episodes if row.get("step") == step]
+        train, validation = ([one for one in played if one.split == split] for split in ("train", "val"))
         if step in made or (step == saved and train):  # the trainer saves a step before it writes its row
             values = step_figures(config, made.get(step, {}), train)
             with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=False) as log:
@@ -96,12 +96,12 @@ def _up_to(saved: int, file: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def step_figures(config: Config, data: Mapping[str, Any], played: Sequence[Row]) -> dict[str, float | None]:
+def step_figures(config: Config, data: Mapping[str, Any], played: Sequence[Episode]) -> dict[str, float | None]:
     """What metrics.jsonl records of a step: `data` is the trainer's, `played` are its episodes."""
     return step_metrics(data, played) | step_shares(data, played, config.grpo.concurrency)
 
 
-def validation_figures(episodes: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def validation_figures(episodes: Sequence[Episode]) -> dict[str, float | None]:
     """What metrics.jsonl records of a validation."""
     checked = step_metrics({}, episodes)
     return {f"validation_{name}": checked[name] for name in ("reward", "execution_accuracy", "episodes")}

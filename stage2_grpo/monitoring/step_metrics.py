@@ -1,40 +1,38 @@
 """One readable line per GRPO step and validation, from what the trainer and the controller wrote.
 
 The trainer appends its metrics to a JSONL file (one line per step), the controller one line per episode, which names its
-step.
+step. What an episode's figures mean is defined in shared/evaluation/metrics.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from shared.evaluation.metrics import mean, percent
+from shared.evaluation.metrics import percent, summarise
+from shared.records import Episode
 
 
-def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Episode]) -> dict[str, float | None]:
     """The figures of one step: what the trainer measured and what its episodes did.
 
-    Shares are over episodes (accuracy, tool-call rate), executed calls (fallback), turns after the first (merged) and
-    questions (mixed groups: those with right and wrong episodes); None where there was nothing to count. Lost episodes are
-    those that the trainer got without a reward: one whose step ended before it could start has no record.
+    Lost episodes are those that the trainer got without a reward: one whose step ended before it could start has no record.
     """
-    judged = [episode for episode in episodes if episode["reward"]]
+    played = summarise(episodes)
     values: dict[str, float | None] = {
-        "reward": mean(episode["reward"]["total"] for episode in judged),
-        "execution_accuracy": mean(float(episode["reward"]["correct"]) for episode in judged),
-        "tool_call_rate": mean(float(episode["hermes_calls"] > 0) for episode in judged),
-        "fallback_share": _share(judged, "fallback_calls", "calls"),
-        "merged_share": _share(judged, "merged_turns", "later_turns"),
-        "calls": float(sum(episode["calls"] for episode in judged)),
-        "turns": mean(float(episode["turns"]) for episode in judged),
-        "tokens": float(sum(episode["completion_tokens"] for episode in judged)),
-        "episode_tokens": mean(float(episode["completion_tokens"]) for episode in judged),
-        "mixed_groups": _mixed_share(judged),
-        "episodes": float(len(judged)),
-        "lost_episodes": float(trainer.get("training/n_unrewarded_rollouts", len(episodes) - len(judged))),
+        "reward": played.mean_reward,
+        "execution_accuracy": played.execution_accuracy,
+        "tool_call_rate": played.tool_call_rate,
+        "fallback_share": played.fallback_share,
+        "merged_share": played.merged_share,
+        "calls": float(played.tool_calls),
+        "turns": played.mean_turns,
+        "tokens": (played.mean_completion_tokens or 0.0) * played.n,
+        "episode_tokens": played.mean_completion_tokens,
+        "mixed_groups": played.mixed_share,
+        "episodes": float(played.n),
+        "lost_episodes": float(trainer.get("training/n_unrewarded_rollouts", played.infrastructure_failures)),
     }
     renamed = {
         "seconds": "timing_s/step",
@@ -82,15 +80,3 @@ def validation_line(step: int, values: Mapping[str, float | None]) -> str:
 
 def _figure(value: float | None, form: str) -> str:
     return "–" if value is None else format(value, form)
-
-
-def _mixed_share(episodes: Sequence[Mapping[str, Any]]) -> float | None:
-    outcomes: defaultdict[str, set[bool]] = defaultdict(set)
-    for episode in episodes:
-        outcomes[episode["question_id"]].add(episode["reward"]["correct"])
-    return mean(float(len(seen) > 1) for seen in outcomes.values())
-
-
-def _share(episodes: Sequence[Mapping[str, Any]], part: str, whole: str) -> float | None:
-    total = sum(episode[whole] for episode in episodes)
-    return sum(episode[part] for episode in episodes) / total if total else None

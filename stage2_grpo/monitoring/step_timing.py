@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from shared.records import Episode
+
 _UPDATE = ("old_log_prob", "ref", "adv", "update_actor")
 
 
-def step_shares(
-    trainer: Mapping[str, Any], episodes: Sequence[Mapping[str, Any]], concurrency: int
-) -> dict[str, float]:
+def step_shares(trainer: Mapping[str, Any], episodes: Sequence[Episode], concurrency: int) -> dict[str, float]:
     """Shares of a step's seconds, which add up to 1; empty without VERL's `timing_s/step`.
 
     `rollout` and `reward` are the mean over the places that the step could have filled, of model and tools, and of judging.
@@ -24,10 +24,9 @@ def step_shares(
     if not step or not episodes:
         return {}
     places = step * min(concurrency, len(episodes))  # seconds of all of them
-    judging = sum(episode["reward_seconds"] for episode in episodes)
     shares = {
-        "rollout_share": (sum(episode["seconds"] for episode in episodes) - judging) / places,
-        "reward_share": judging / places,
+        "rollout_share": sum(episode.seconds for episode in episodes) / places,
+        "reward_share": sum(episode.reward_seconds for episode in episodes) / places,
         "update_share": sum(trainer.get(f"timing_s/{name}", 0.0) for name in _UPDATE) / step,
         "sync_share": trainer.get("timing_s/update_weights", 0.0) / step,
     }

@@ -1,6 +1,6 @@
 """The readiness gate: before GRPO the start model plays training questions the way the rollouts will.
 
-    gate/<mark>/{vllm.log,episodes.jsonl,rewards.jsonl,sample_2/,…}   the probe: an evaluation, gate.samples times
+    gate/<mark>/{vllm.log,episodes.jsonl,sample_2/,…}   the probe: an evaluation, gate.samples times
     gate/<mark>/gate.json                                             its figures, and which samples of a question are right
     grpo/train.jsonl                                                  the questions that GRPO trains on
 
@@ -24,8 +24,7 @@ from shared.cli.command_line import carry_out, common_parser
 from shared.config.schema import Config, GateConfig
 from shared.errors import UserError
 from shared.evaluation.metrics import mean, percent
-from shared.evaluation.pass_at_k import outcomes, sample_folders
-from shared.evaluation.run import evaluation_mark, play_model, read_summary
+from shared.evaluation.run import evaluation_fingerprint, outcomes, play_model, read_summary, sample_folders
 from shared.models.folder import check_model_folder
 from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory, begin_stage, question_file, write_json
@@ -118,7 +117,7 @@ def readiest(found: Mapping[Path, Readiness], gate: GateConfig) -> Path:
 
 def probe_mark(config: Config, model: Path, questions: Sequence[Question]) -> str:
     """Fingerprint of all that the result of a probe depends on; not how fast it is played, nor the thresholds."""
-    return evaluation_mark(questions, _as_evaluation(config), model=model)
+    return evaluation_fingerprint(questions, _as_evaluation(config), model=model)
 
 
 def _as_evaluation(config: Config) -> Config:

@@ -16,7 +16,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from shared.records import Episode, Question, StopReason
-from shared.reward.reward import Reward, judge
+from shared.reward.reward import judge
 from shared.runs.manifest import write_json
 from shared.sql.database import Database
 from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools, load_agent, play
@@ -92,13 +92,15 @@ class EpisodeRunner:
         self._databases: dict[str, Database] = {}
         self._agent = load_agent(config.grpo.agent) if config.grpo.agent else None
 
-    async def run(self, question: Question, openai_base_url: str, key: str) -> tuple[Episode, Reward | None]:
-        """The episode and its reward; no reward after an infrastructure failure."""
+    async def run(self, question: Question, openai_base_url: str, key: str) -> Episode:
+        """The judged episode; it has no reward after an infrastructure failure."""
         database = self._database(question.database)
         episode = await self._play(question, database, openai_base_url, key)
         if episode.stop is StopReason.INFRASTRUCTURE:
-            return episode, None
-        return episode, await asyncio.to_thread(judge, question, episode, database, self._config.grpo)
+            return episode
+        started = time.monotonic()
+        reward = await asyncio.to_thread(judge, question, episode, database, self._config.grpo)
+        return replace(episode, reward=reward, reward_seconds=time.monotonic() - started)
 
     async def _play(self, question: Question, database: Database, openai_base_url: str, key: str) -> Episode:
         limits, grpo = self._config.agent, self._config.grpo
@@ -125,9 +127,9 @@ class EpisodeRunner:
 
 
 def make_handler(
-    config: Config, model_folder: Path, record: Callable[[dict[str, Any]], None]
+    config: Config, model_folder: Path, record: Callable[[Episode], None]
 ) -> Callable[[RolloutTask], Coroutine[Any, Any, float | None]]:
-    """A handler for the pooled controller; `record` gets one row per episode, lost ones included (see `episode_row`).
+    """A handler for the pooled controller; `record` gets every episode, lost ones included.
 
     A try after which there is another one leaves no row, nor does a rollout whose step ended before it could start.
     """
@@ -136,47 +138,17 @@ def make_handler(
     async def handle(task: RolloutTask) -> float | None:
         question = question_of(task.input)
         cut_off = Episode(question.id, (), StopReason.INFRASTRUCTURE, None, error="cut off; see the log")
-        started, episode, reward = time.monotonic(), cut_off, None
+        started, episode = time.monotonic(), cut_off
         try:
-            episode, reward = await runner.run(question, task.openai_base_url, task.key)
+            episode = await runner.run(question, task.openai_base_url, task.key)
         finally:
-            if reward or episode is cut_off or task.last_try:
-                record(episode_row(task, episode, reward, time.monotonic() - started))
-        return reward.total if reward else None
+            if episode is cut_off or episode.reward or task.last_try:
+                split, step = "train" if task.is_train else "val", task.input.get("step")
+                seconds = episode.seconds or time.monotonic() - started
+                record(replace(episode, rollout_id=task.rollout_id, split=split, step=step, seconds=seconds))
+        return episode.reward.total if episode.reward else None
 
     return handle
-
-
-def episode_row(task: RolloutTask, episode: Episode, reward: Reward | None, seconds: float) -> dict[str, Any]:
-    """What the trainer's step line needs to know of one episode, as plain JSON values; `seconds` is how long all of it took.
-
-    `fallback_calls` counts executed calls that the stock Hermes grammar does not see; `merged_turns` of `later_turns`
-    (the second turn on) continue the previous turn's tokens; turns without token ids count in neither. `step` is that of the
-    trainer, for a validation the last one before it; None where no trainer asks.
-    """
-    turns = episode.turns
-    seen = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
-    merged = [turn.merged for turn in turns if turn.merged is not None]
-    return {
-        "rollout_id": task.rollout_id,
-        "question_id": episode.question_id,
-        "split": "train" if task.is_train else "val",
-        "step": task.input.get("step"),
-        "stop": episode.stop.value,
-        "error": episode.error,
-        "reward": dataclasses.asdict(reward) if reward else None,
-        "turns": len(turns),
-        "calls": sum(len(turn.calls) for turn in turns),
-        "hermes_calls": sum(hermes for _, hermes in seen),
-        "fallback_calls": sum(max(0, calls - hermes) for calls, hermes in seen),
-        "malformed_calls": sum(len(turn.malformed) for turn in turns),
-        "later_turns": len(merged),
-        "merged_turns": sum(merged),
-        "prompt_tokens": sum(turn.prompt_tokens for turn in turns),
-        "completion_tokens": sum(turn.completion_tokens for turn in turns),
-        "seconds": round(seconds, 3),
-        "reward_seconds": round(seconds - episode.seconds, 3) if reward else 0.0,
-    }
 
 
 class SqlAgent:
@@ -192,10 +164,10 @@ class SqlAgent:
         question = question_of(json.loads(_environment("FIRSTCALL_QUESTION")))
         key = os.environ.get("AGL_KEY", "")
         runner = EpisodeRunner(settings.config, settings.model_folder)
-        episode, reward = await runner.run(question, _environment("AGL_OPENAI_BASE_URL"), key)
-        if reward is None:
+        episode = await runner.run(question, _environment("AGL_OPENAI_BASE_URL"), key)
+        if episode.reward is None:
             raise RuntimeError(f"infrastructure failure: {episode.error}")
-        event = {"event_type": "reward", "data": {"value": reward.total}}
+        event = {"event_type": "reward", "data": {"value": episode.reward.total}}
         headers = {"Authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
             (await http.post(_environment("AGL_EVENT_URL"), json=event)).raise_for_status()

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import functools
-import json
 import logging
 import math
 import os
@@ -37,6 +36,7 @@ import httpx
 
 from shared.cli.command_line import run_main
 from shared.errors import UserError
+from shared.records import Episode, to_json
 from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler
 from stage2_grpo.rollouts.gateway_client import LONGEST_BACK_OFF, GatewayClient, Rollout
 
@@ -277,13 +277,13 @@ def main() -> None:
     )
 
 
-def append(file: Path, row: dict[str, Any]) -> None:
+def append(file: Path, episode: Episode) -> None:
     """One line in one write, so that a killed controller leaves no half line.
 
     The file is opened anew: a start of the run that this controller outlives has put another one in its place (follow.settle).
     """
     with file.open("a", encoding="utf-8") as stream:
-        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+        stream.write(to_json(episode) + "\n")
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.processes.owned_process import OwnedProcess, free_port
 from shared.processes.vllm_server import server_argv, server_environment
-from shared.records import JsonlTail, Question, read_questions
+from shared.records import Question, read_episodes, read_questions
 from shared.runs.manifest import question_file
 from stage2_grpo.inputs import starting_model
 from stage2_grpo.services import Rollouts, gateway_and_controller, register
@@ -129,15 +129,15 @@ def measured(
         count = queue(http, questions, config)
         seen = watched(http, server, count, rollouts)
         seconds, after = time.monotonic() - began, load(server)
-    episodes = JsonlTail(folder / "episodes.jsonl").new_rows()
-    judged = [episode for episode in episodes if episode["reward"] is not None]
+    episodes = read_episodes(folder / "episodes.jsonl")
+    judged = [episode for episode in episodes if episode.reward is not None]
     return Level(
         in_flight=in_flight,
         episodes=count,
         lost=count - len(judged),
-        tokens=sum(episode["completion_tokens"] for episode in judged),
+        tokens=sum(turn.completion_tokens for episode in judged for turn in episode.turns),
         seconds=seconds,
-        median_seconds=statistics.median(episode["seconds"] for episode in episodes),
+        median_seconds=statistics.median(episode.seconds + episode.reward_seconds for episode in episodes),
         running=statistics.fmean(one["running"] for one in seen),
         waiting=max(one["waiting"] for one in seen),
         cache=max(one["cache"] for one in seen),

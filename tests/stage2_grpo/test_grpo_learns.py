@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.records import read_episodes
 from shared.runs.manifest import read_manifest
 from stage2_grpo.checkpoints.files import saved_steps
 from stage2_grpo.monitoring.tripwires import best_step
@@ -93,10 +94,10 @@ def test_an_agent_written_with_langgraph_is_trained(runs: Path) -> None:
     assert row["mixed_groups"] > 0
     assert min(row["policy_moved"], row["server_moved"]) > 0
     assert row["weight_gap"] < 0.08
-    played = rows(grpo / "episodes.jsonl")
-    assert sum(episode["merged_turns"] for episode in played) >= 8
+    merged = [[turn.merged for turn in episode.turns] for episode in read_episodes(grpo / "episodes.jsonl")]
+    assert sum(turns.count(True) for turns in merged) >= 8
     # So small a model sometimes writes a call in other tokens than it is read back in; agent and trainer agree on how often.
-    apart = [episode["later_turns"] - episode["merged_turns"] for episode in played]
+    apart = [turns.count(False) for turns in merged]
     (figures,) = (entry["data"] for entry in rows(grpo / "trainer_metrics.jsonl"))
     assert figures["training/n_unmerged_rollouts"] == sum(map(bool, apart))
     assert figures["training/n_sample"] == 16 + sum(apart)  # one row for each episode that is one sequence of tokens

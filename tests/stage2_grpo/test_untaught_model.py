@@ -6,7 +6,6 @@ The end-to-end test trains such a model; here its text meets each reading alone.
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ import shared.agent.episode
 from shared.agent.prompts import TOOLS
 from shared.config.load import load_config
 from shared.errors import UserError
-from shared.records import Question
+from shared.records import Episode, Question
 from shared.tool_calls import Parsed, parse, parse_hermes
 from stage2_grpo.monitoring.step_log import refuse_silent_model
 from stage2_grpo.monitoring.step_metrics import step_metrics
@@ -33,7 +32,7 @@ def ours(text: str) -> Parsed:
 
 def first_step(folder: Path, server: Callable[[str], Parsed]) -> dict[str, float | None]:
     """The figures of a step of one episode, whose model says the same on every turn behind a server with this parser."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Episode] = []
     handle = make_handler(load_config(ROOT / "pipeline.yaml", "cpu", SETTINGS), tokenizer_folder(folder), rows.append)
     question = Question("q1", "insurance", "How many claims are open?", "SELECT 1", str(insurance_file(folder)))
     with scripted_server(ScriptedModel(tiny_tokenizer(), FENCED, parser=server)) as url:

@@ -20,10 +20,11 @@ import httpx
 
 from shared.agent.prompts import TOOLS, opening_messages
 from shared.errors import UserError
+from shared.evaluation.metrics import percent, summarise
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess, answers, free_port
 from shared.processes.vllm_server import server_argv, server_environment
-from shared.records import JsonlTail, ToolCall
+from shared.records import ToolCall, read_episodes
 from shared.tool_calls import render_turn
 from stage2_grpo.preflight.doctor.arithmetic import check_rewards
 from stage2_grpo.preflight.doctor.findings import Case, Finding, error, ok, warning
@@ -187,20 +188,21 @@ def _episode_finding(case: Case, http: httpx.Client, rollout_id: str, folder: Pa
             why="a step needs many of them; on this machine, or while it is busy, a run is slow.",
             fix="end other programs, or lower agent.max_turn_tokens and agent.max_turns.",
         )
-    rows = JsonlTail(folder / "episodes.jsonl").new_rows()
-    if state != "succeeded" or not rows:
+    played = read_episodes(folder / "episodes.jsonl")
+    reward = played[-1].reward if played else None
+    if state != "succeeded" or not reward:
         return error(
             "episode",
-            f"The rehearsal episode of question {case.train[0].id} {state}: {rows[-1]['error'] if rows else 'no record of it'}.",
+            f"The rehearsal episode of question {case.train[0].id} {state}: {played[-1].error if played else 'no record of it'}.",
             why="gateway, controller and server must play an episode together.",
             fix="look at the database and gold SQL of this question.",
         )
-    row = rows[-1]
+    found = summarise(played[-1:])
     what = (
-        f"{row['turns']} turns, {row['calls']} calls, {row['merged_turns']} of {row['later_turns']} later turns merged, "
-        f"reward {row['reward']['total']:.2f}, {row['seconds']:.0f} s"
+        f"{found.mean_turns:.0f} turns, {found.tool_calls} calls, {percent(found.merged_share)} of later turns merged, "
+        f"reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
     )
-    if not row["calls"]:
+    if not found.tool_calls:
         return warning(
             "episode",
             f"The rehearsal episode made no tool call ({what}).",

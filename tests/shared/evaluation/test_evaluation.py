@@ -16,18 +16,26 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.__main__ import main as evaluate_main
 from shared.evaluation.metrics import Summary
-from shared.evaluation.player import read_episodes
 from shared.evaluation.run import (
     Endpoint,
-    _whole_model,
     chosen_questions,
     evaluate,
     evaluate_endpoint,
     read_summary,
     summary_line,
+    whole_model,
 )
 from shared.models.folder import TEMPLATE_FILE, check_model_folder
-from shared.records import Question, StopReason, ToolCall, episode_from_row, read_questions, to_json, write_jsonl
+from shared.records import (
+    Question,
+    StopReason,
+    ToolCall,
+    episode_from_row,
+    read_episodes,
+    read_questions,
+    to_json,
+    write_jsonl,
+)
 from shared.runs.manifest import RunDirectory, question_file
 from tests.scripted_server import Reply, ScriptedModel, answer, scripted_server
 from tests.shared.examples import insurance_file, tiny_tokenizer, tokenizer_folder
@@ -77,12 +85,13 @@ def solves(request: dict[str, Any]) -> dict[str, Any]:
 def test_every_question_is_played_and_judged(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", solves)
     assert (summary.n, summary.execution_accuracy, summary.tool_call_rate) == (10, 0.5, 1.0)
-    assert summary.accuracy_by_split == {"seen_database": 1.0, "unseen_database": 0.0}
+    by_split = summary.accuracy_by["split_kind"]
+    assert {kind: found.share for kind, found in by_split.items()} == {"seen_database": 1.0, "unseen_database": 0.0}
     stored = read_summary(tmp_path / "e")
     assert stored["tool_calls"] == 10
     assert stored["seconds"] >= 0
-    rewards = [json.loads(line) for line in (tmp_path / "e" / "rewards.jsonl").read_text().splitlines()]
-    assert [row["correct"] for row in rewards] == [True, False] * 5
+    rewards = [episode.reward for episode in read_episodes(tmp_path / "e" / "episodes.jsonl")]
+    assert [reward and reward.correct for reward in rewards] == [True, False] * 5
     assert "sft: execution accuracy 50.0% (95 % interval" in summary_line("sft", stored)
 
 
@@ -262,20 +271,20 @@ def test_an_adapter_is_merged_into_its_base_before_it_is_served(tmp_path: Path) 
     adapted.save_pretrained(tmp_path / "adapter")
     (base / TEMPLATE_FILE).write_text("{% for m in messages %}{{ m.content }}{% endfor %}")  # so it is adapted first
     folder, cache = tmp_path / "evaluation", tmp_path / "models"
-    merged = _whole_model(tmp_path / "adapter", folder, cache)
+    merged = whole_model(tmp_path / "adapter", folder, cache)
     check_model_folder(merged)
     assert [path.name for path in folder.iterdir()] == ["merged"]
     assert len(list(cache.glob("base-*"))) == 1
-    assert _whole_model(tmp_path / "adapter", folder, cache) == merged
-    assert _whole_model(base, folder, cache) == base
+    assert whole_model(tmp_path / "adapter", folder, cache) == merged
+    assert whole_model(base, folder, cache) == base
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(UserError, match="could not be merged into its base model"):
-        _whole_model(tmp_path / "adapter", tmp_path / "another", cache)
+        whole_model(tmp_path / "adapter", tmp_path / "another", cache)
 
 
 def test_episodes_survive_the_way_to_disk_and_back(questions: list[Question], config: Config, tmp_path: Path) -> None:
     run(questions[:1], config, tmp_path / "e", solves)
-    (episode,) = read_episodes(tmp_path / "e" / "episodes.jsonl").values()
+    (episode,) = read_episodes(tmp_path / "e" / "episodes.jsonl")
     assert episode.stop is StopReason.ANSWERED
     assert episode.turns[0].calls == (ToolCall("execute_sql", {"sql": "SELECT count(*) FROM claims"}),)
     assert episode_from_row(json.loads(to_json(episode))) == episode

@@ -13,9 +13,9 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shared.errors import UserError
-from shared.evaluation.metrics import MetricsLog, bootstrap_interval, summarise
-from shared.records import Episode, Question, StopReason, ToolCall, Turn
-from shared.reward.reward import Reward
+from shared.evaluation.metrics import Accuracy, bootstrap_interval, summarise
+from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn
+from shared.runs.metrics_log import MetricsLog
 
 CALL = ToolCall("execute_sql", {"sql": "SELECT 1"})
 RIGHT, WRONG = Reward(True, 1.0, 1.0, 1.0, 1.0), Reward(False, 1.0, 1.0, 0.0, 0.1)
@@ -25,8 +25,10 @@ def turn(calls: int, hermes: int | None, merged: bool | None = None) -> Turn:
     return Turn("", "", (CALL,) * calls, (), ("",) * calls, (True,) * calls, hermes, 100, 10, merged)
 
 
-def episode(number: int, *turns: Turn, stop: StopReason = StopReason.ANSWERED) -> Episode:
-    return Episode(f"q{number}", turns, stop, "SELECT 1", seconds=float(number))
+def episode(
+    number: int, *turns: Turn, stop: StopReason = StopReason.ANSWERED, reward: Reward | None = RIGHT
+) -> Episode:
+    return Episode(f"q{number}", turns, stop, "SELECT 1", seconds=float(number), reward=reward)
 
 
 def question(number: int, split: str = "seen_database", difficulty: str = "easy") -> Question:
@@ -36,12 +38,12 @@ def question(number: int, split: str = "seen_database", difficulty: str = "easy"
 def test_a_summary_counts_what_the_table_shows() -> None:
     episodes = [
         episode(1, turn(2, 2), turn(1, 1, True), turn(0, 0, True)),
-        episode(2, turn(1, 0), turn(0, 0, False), stop=StopReason.LENGTH),
+        episode(2, turn(1, 0), turn(0, 0, False), stop=StopReason.LENGTH, reward=WRONG),
         episode(3, turn(1, 0), turn(1, 1, True), stop=StopReason.TURN_LIMIT),
-        episode(4, turn(1, 1), stop=StopReason.INFRASTRUCTURE),
+        episode(4, turn(1, 1), stop=StopReason.INFRASTRUCTURE, reward=None),
     ]
     questions = [question(1), question(2, "unseen_database"), question(3, "unseen_database", "hard"), question(4)]
-    summary = summarise(episodes, [RIGHT, WRONG, RIGHT, None], questions)
+    summary = summarise(episodes, questions, samples=100)
     assert (summary.n, summary.infrastructure_failures) == (3, 1)
     assert summary.execution_accuracy == pytest.approx(2 / 3)
     assert summary.interval is not None
@@ -53,25 +55,27 @@ def test_a_summary_counts_what_the_table_shows() -> None:
     assert summary.mean_completion_tokens == pytest.approx(70 / 3)
     assert summary.mean_prompt_tokens == 100.0
     assert summary.mean_seconds == 2.0
-    assert summary.accuracy_by_split == {"seen_database": 1.0, "unseen_database": 0.5}
-    assert summary.accuracy_by_difficulty == {"easy": 0.5, "hard": 1.0}
+    assert summary.accuracy_by["split_kind"]["seen_database"] == Accuracy(1.0, 1.0, 1.0, 1)
+    shares = {kind: {name: found.share for name, found in by.items()} for kind, by in summary.accuracy_by.items()}
+    assert shares["split_kind"] == {"seen_database": 1.0, "unseen_database": 0.5}
+    assert shares["difficulty"] == {"easy": 0.5, "hard": 1.0}
     assert summary.stops == {"answered": 1, "length": 1, "turn_limit": 1}
 
 
 def test_what_cannot_be_known_is_none() -> None:
-    plain = summarise([episode(1, turn(1, None))], [RIGHT], [question(1, split="")])
+    plain = summarise([episode(1, turn(1, None))], [question(1, split="")])
     assert (plain.tool_call_rate, plain.fallback_share, plain.merged_share) == (None, None, None)
-    assert plain.accuracy_by_split == {}
-    nothing = summarise([episode(1, stop=StopReason.INFRASTRUCTURE)], [None], [question(1)])
+    assert plain.accuracy_by["split_kind"] == {}
+    nothing = summarise([episode(1, stop=StopReason.INFRASTRUCTURE, reward=None)], [question(1)])
     assert (nothing.n, nothing.execution_accuracy, nothing.interval, nothing.mean_turns) == (0, None, None, None)
     assert json.loads(json.dumps(dataclasses.asdict(nothing)))["infrastructure_failures"] == 1
 
 
 def test_an_episode_without_its_reward_is_no_silent_zero() -> None:
     with pytest.raises(ValueError, match="q1"):
-        summarise([episode(1)], [None], [question(1)])
+        summarise([episode(1, reward=None)], [question(1)])
     with pytest.raises(ValueError, match="q1"):
-        summarise([episode(1)], [RIGHT], [question(2)])
+        summarise([episode(1)], [question(2)])
 
 
 def test_the_interval_is_reproducible_and_narrows_with_more_values() -> None:
@@ -119,7 +123,7 @@ def test_wandb_without_a_key_is_the_users_problem(tmp_path: Path, monkeypatch: p
 
 def test_logging_and_rewards_need_no_torch(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; import shared.reward.reward, shared.agent.tools; from shared.evaluation.metrics import MetricsLog\n"
+        "import sys; from pathlib import Path; import shared.reward.reward, shared.agent.tools; from shared.runs.metrics_log import MetricsLog\n"
         "MetricsLog(Path(sys.argv[1]), tensorboard=True, wandb=False).log(1, {'x': 1.0})\n"
         "print(sorted({'torch', 'transformers', 'ray', 'vllm', 'tensorflow'} & set(sys.modules)))"
     )

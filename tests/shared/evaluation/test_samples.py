@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import random
@@ -15,11 +14,9 @@ from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.analyse import paired_report, report, verdicts
-from shared.evaluation.metrics import Summary
-from shared.evaluation.paired_test import compare_pairs, sign_test
-from shared.evaluation.pass_at_k import in_samples, majority, pass_at_k, sample_figures
-from shared.evaluation.run import evaluate
-from shared.records import Question
+from shared.evaluation.metrics import compare_pairs, majority, pass_at_k, sign_test
+from shared.evaluation.run import play_samples, sample_figures
+from shared.records import Episode, Question, Reward, StopReason, write_jsonl
 from shared.sql.database import Database
 from tests.scripted_server import answer, scripted_server
 from tests.shared.examples import LIMITS, insurance_file, tiny_tokenizer
@@ -45,12 +42,11 @@ def questions(tmp_path: Path) -> list[Question]:
 
 def evaluation(folder: Path, *submitted: tuple[str, str | None, bool]) -> Path:
     folder.mkdir(parents=True)
-    rows: dict[str, list[dict[str, Any]]] = {"episodes": [], "rewards": []}
-    for question, sql, correct in submitted:
-        rows["episodes"].append({"question_id": question, "submitted_sql": sql})
-        rows["rewards"].append({"question_id": question, "correct": correct})
-    for name, listed in rows.items():
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in listed))
+    episodes = [
+        Episode(question, (), StopReason.ANSWERED, sql, reward=Reward(correct, 1.0, 1.0, 1.0, float(correct)))
+        for question, sql, correct in submitted
+    ]
+    write_jsonl(folder / "episodes.jsonl", episodes)
     return folder
 
 
@@ -87,34 +83,31 @@ def test_votes_are_about_results_and_not_about_texts(questions: list[Question], 
 def test_samples_are_played_into_folders_of_their_own(
     questions: list[Question], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
+    asked: list[Any] = []
 
-    async def play(folder: Path) -> Summary:
-        asked.append(folder.name)
-        sql = COUNT if folder.name == "sample_2" else "SELECT 9"
-        with scripted_server(lambda request: answer(f"```sql\n{sql}\n```")) as url:
-            return await evaluate(questions, url, tiny_tokenizer(), config(), folder)
+    def model(request: Any) -> Any:
+        asked.append(request)
+        return answer(f"```sql\n{COUNT if 2 < len(asked) <= 4 else 'SELECT 9'}\n```")  # the second sample is right
 
-    summary = asyncio.run(in_samples(play, questions, config(), tmp_path / "who"))
-    assert asked == ["who", "sample_2", "sample_3"]
+    with scripted_server(model) as url:
+        summary = play_samples(questions, url, tiny_tokenizer(), config(), tmp_path / "mine")
+    assert len(asked) == 6
+    assert sorted(file.parent.name for file in tmp_path.rglob("episodes.jsonl")) == ["mine", "sample_2", "sample_3"]
     assert summary.execution_accuracy == 0.0
-    figures = json.loads((tmp_path / "who" / "samples.json").read_text())
+    figures = json.loads((tmp_path / "mine" / "samples.json").read_text())
     assert (figures["pass@1"], figures["majority vote"]) == (pytest.approx(1 / 6), 0.0)
     assert "pass@2" in capsys.readouterr().out
 
 
 def test_greedy_samples_are_refused(questions: list[Question], tmp_path: Path) -> None:
-    async def play(folder: Path) -> Summary:
-        raise AssertionError("played")
-
     with pytest.raises(UserError, match=r"set evaluate\.temperature above 0"):
-        asyncio.run(in_samples(play, questions, config("evaluate.samples=2"), tmp_path))
+        play_samples(questions, "http://127.0.0.1:9/v1", tiny_tokenizer(), config("evaluate.samples=2"), tmp_path)
 
 
 def test_every_rule_judges_what_was_submitted(questions: list[Question], tmp_path: Path) -> None:
     folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", "SELECT kind FROM policies", False))
     rows = verdicts(folder, questions, 5.0)
-    assert [(row["house"], row["spider"], row["bird"], row["soft_f1"]) for row in rows] == [
+    assert [(row.house, row.spider, row.bird, row.soft_f1) for row in rows] == [
         (False, True, True, 1.0),
         (False, True, True, 1.0),
     ]
@@ -134,7 +127,7 @@ def test_the_test_suite_judges_where_variants_are_given(questions: list[Question
     other = dataclasses.replace(questions[1], db_id="other")
     folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", KINDS, True))
     rows = verdicts(folder, [questions[0], other], 5.0, lambda name: suite.get(name, ()))
-    assert [(row["spider"], row.get("testsuite")) for row in rows] == [(True, False), (True, None)]
+    assert [(row.spider, row.testsuite) for row in rows] == [(True, False), (True, None)]
     text = report("sft", rows, config())
     assert "testsuite         0.0%  (0.0% to 0.0%, n = 1)" in text
     assert "q1: house no spider yes testsuite no bird yes" in text
@@ -153,7 +146,7 @@ def test_two_evaluations_are_compared_by_question(questions: list[Question], tmp
 
 def test_pairs_count_who_won_where() -> None:
     found = compare_pairs({"a": True, "b": True, "c": False, "x": True}, {"c": True, "b": False, "a": True, "y": True})
-    assert (found.both, found.only_first, found.only_second, found.neither, found.questions) == (1, 1, 1, 0, 3)
+    assert (found.both, found.only_first, found.only_second, found.neither) == (1, 1, 1, 0)
     assert found.difference == 0.0
     assert found.interval[0] <= 0 <= found.interval[1]
 

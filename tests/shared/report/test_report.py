@@ -13,10 +13,9 @@ from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import summarise
-from shared.records import Episode, Question, StopReason, ToolCall, Turn, write_jsonl
+from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn, write_jsonl
 from shared.report.__main__ import collect, markdown, table_rows, update_readme, verdict, write_report
 from shared.report.page import interval_chart, line_chart, readable
-from shared.reward.reward import Reward
 from shared.runs.manifest import RunDirectory, finish_stage, write_json
 from shared.tool_calls import render_call
 
@@ -55,7 +54,8 @@ def episode(question: Question, correct: bool) -> Episode:
         {"role": "tool", "tool_call_id": "1", "content": "3 <script>alert(1)</script>"},
         {"role": "assistant", "content": "3"},
     ]  # fmt: skip
-    return Episode(question.id, turns if correct else turns[1:], StopReason.ANSWERED, SQL, messages, seconds=1.5)
+    turns, reward = turns if correct else turns[1:], Reward(correct, 1.0, 1.0, 1.0, float(correct))
+    return Episode(question.id, turns, StopReason.ANSWERED, SQL, messages, seconds=1.5, reward=reward)
 
 
 def evaluated(run: RunDirectory, who: str, is_correct: Callable[[int], bool]) -> None:
@@ -64,12 +64,9 @@ def evaluated(run: RunDirectory, who: str, is_correct: Callable[[int], bool]) ->
     folder.mkdir(parents=True)
     answers = [is_correct(i) for i in range(len(QUESTIONS))]
     episodes = [episode(q, right) for q, right in zip(QUESTIONS, answers, strict=True)]
-    rewards = [Reward(right, 1.0, 1.0, 1.0, float(right)) for right in answers]
     write_jsonl(folder / "episodes.jsonl", episodes)
-    rows = zip(QUESTIONS, rewards, strict=True)
-    write_jsonl(folder / "rewards.jsonl", [{"question_id": q.id, **dataclasses.asdict(r)} for q, r in rows])
-    summary = dataclasses.asdict(summarise(episodes, rewards, QUESTIONS, samples=100))
-    write_json(folder / "summary.json", summary | {"seconds": 61.2, "tool_calls": 80})
+    summary = dataclasses.asdict(summarise(episodes, QUESTIONS, samples=300))
+    write_json(folder / "summary.json", summary | {"seconds": 61.2})
     finish_stage(folder, "x", seconds=62, outputs={}, model=f"/models/{who}")
 
 

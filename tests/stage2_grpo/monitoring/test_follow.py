@@ -1,5 +1,6 @@
 """What a run prints and records of its steps and validations while the trainer runs."""
 
+import dataclasses
 import functools
 import json
 import sys
@@ -10,25 +11,18 @@ import pytest
 from shared.config.load import load_config
 from shared.errors import UserError
 from shared.processes.owned_process import OwnedProcess
-from shared.records import JsonlTail, write_jsonl
+from shared.records import Episode, JsonlTail, Reward, StopReason, Turn, write_jsonl
 from stage2_grpo.monitoring.step_log import follow, refuse_silent_model, settle
 from stage2_grpo.rollouts.controller import append
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 
 
-def episode(split: str, step: int, total: float = 1.0) -> dict[str, object]:
-    counts = dict.fromkeys(("hermes_calls", "fallback_calls", "calls", "merged_turns", "later_turns", "turns"), 1)
-    return {
-        "split": split,
-        "question_id": "q1",
-        "reward": {"total": total, "correct": total == 1.0},
-        "completion_tokens": 9,
-        "seconds": 0.5,
-        "reward_seconds": 0.1,
-        "step": step,
-        **counts,
-    }
+def episode(split: str, step: int, total: float = 1.0) -> Episode:
+    reward, turn = Reward(total == 1.0, 1.0, 1.0, 1.0, total), Turn("", "", (), (), (), (), 0, 300, 9, None)
+    return Episode(
+        "q1", (turn,), StopReason.ANSWERED, None, seconds=0.4, reward=reward, reward_seconds=0.1, split=split, step=step
+    )
 
 
 def step(number: int) -> dict[str, object]:
@@ -40,8 +34,10 @@ def test_every_step_and_validation_gets_its_line_also_a_skipped_one(
 ) -> None:
     of_skipped, of_next = episode("train", 1, total=0.0), episode("train", 3)
     played = [episode("train", 2), episode("train", 2, total=0.0), episode("val", 2)]
-    written = {
-        "episodes.jsonl": [of_skipped, *played, of_next],  # the next step may begin before the row of this one is read
+    written: dict[str, list[dict[str, object]]] = {
+        "episodes.jsonl": [
+            dataclasses.asdict(one) for one in (of_skipped, *played, of_next)
+        ],  # the next step may begin before the row of this one is read
         "trainer_metrics.jsonl": [step(2)],
     }
     code = "import sys; [open(file, 'w').write(text) for file, text in zip(sys.argv[1::2], sys.argv[2::2])]"
@@ -93,7 +89,7 @@ def test_a_controller_that_outlives_a_killed_run_records_for_the_next_one(tmp_pa
 
 
 def test_a_run_that_an_older_version_began_goes_on(tmp_path: Path) -> None:
-    older = {key: value for key, value in episode("train", 1).items() if key != "step"}
+    older = {"question_id": "q1", "turns": 1, "reward": {"total": 1.0, "correct": True}, "split": "train"}
     write_jsonl(tmp_path / "episodes.jsonl", [older, episode("train", 2)])
     write_jsonl(tmp_path / "trainer_metrics.jsonl", [step(1)])
     rows = settle(load_config(PIPELINE, "cpu"), tmp_path, saved=1)

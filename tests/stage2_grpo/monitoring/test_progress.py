@@ -1,31 +1,44 @@
 """Step lines: what the trainer and the episodes of a step add up to."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
+from shared.records import Episode, Reward, StopReason, ToolCall, Turn
 from stage2_grpo.monitoring.step_metrics import step_line, step_metrics, validation_line
 
+CALL = ToolCall("execute_sql", {"sql": "SELECT 1"})
+RIGHT, WRONG = Reward(True, 1.0, 1.0, 1.0, 1.0), Reward(False, 1.0, 1.0, 0.0, 0.1)
 
-def episode(**changes: Any) -> dict[str, Any]:
-    row = {
-        "question_id": "q1",
-        "reward": {"total": 1.0, "correct": True},
-        "hermes_calls": 2,
-        "fallback_calls": 0,
-        "calls": 2,
-        "merged_turns": 2,
-        "later_turns": 2,
-        "turns": 3,
-        "completion_tokens": 100,
-    }
-    return {**row, **changes}
+
+def turn(calls: int, tokens: int, merged: bool | None = True) -> Turn:
+    return Turn("", "", (CALL,) * calls, (), ("",) * calls, (True,) * calls, calls, 300, tokens, merged)
+
+
+PLAYED = (turn(1, 40, None), turn(1, 40), turn(0, 20))
+
+
+def episode(**changes: Any) -> Episode:
+    return Episode(
+        **{
+            "question_id": "q1",
+            "turns": PLAYED,
+            "stop": StopReason.ANSWERED,
+            "submitted_sql": None,
+            "reward": RIGHT,
+            **changes,
+        }
+    )
+
+
+LOST = episode(reward=None, stop=StopReason.INFRASTRUCTURE)
 
 
 def test_figures_of_a_step() -> None:
-    wrong = episode(reward={"total": 0.1, "correct": False}, hermes_calls=0, fallback_calls=2, merged_turns=1)
-    lost = episode(reward=None)
-    values = step_metrics({"timing_s/step": 12.5, "guard/rollout_trainer_gap": 0.01}, [episode(), wrong, lost])
+    unread = [dataclasses.replace(each, hermes_calls=0) for each in PLAYED]
+    wrong = episode(reward=WRONG, turns=(*unread[:2], dataclasses.replace(unread[2], merged=False)))
+    values = step_metrics({"timing_s/step": 12.5, "guard/rollout_trainer_gap": 0.01}, [episode(), wrong, LOST])
     assert values["reward"] == 0.55
     assert values["execution_accuracy"] == 0.5
     assert values["tool_call_rate"] == 0.5
@@ -37,13 +50,13 @@ def test_figures_of_a_step() -> None:
 
 
 def test_an_episode_that_never_started_is_lost_too() -> None:
-    values = step_metrics({"training/n_unrewarded_rollouts": 3}, [episode(), episode(reward=None)])
+    values = step_metrics({"training/n_unrewarded_rollouts": 3}, [episode(), LOST])
     assert (values["episodes"], values["lost_episodes"]) == (1.0, 3.0)
 
 
 def test_a_group_is_mixed_when_its_episodes_differ_in_being_right() -> None:
-    right, wrong = {"total": 1.0, "correct": True}, {"total": 0.1, "correct": False}
-    groups = {"mixed": (right, wrong), "solved": (right, right), "failed": (wrong, {**wrong, "total": 0.2})}
+    other = dataclasses.replace(WRONG, total=0.2)
+    groups = {"mixed": (RIGHT, WRONG), "solved": (RIGHT, RIGHT), "failed": (WRONG, other)}
     episodes = [episode(question_id=name, reward=reward) for name, group in groups.items() for reward in group]
     assert step_metrics({}, episodes)["mixed_groups"] == pytest.approx(1 / 3)
     assert step_metrics({}, [])["mixed_groups"] is None
@@ -58,12 +71,12 @@ def test_a_step_line_names_every_figure() -> None:
 
 
 def test_what_was_not_counted_is_a_dash_not_a_zero() -> None:
-    values = step_metrics({}, [episode(later_turns=0, merged_turns=0, calls=0)])
+    values = step_metrics({}, [episode(turns=(turn(0, 100, None),))])
     assert (values["fallback_share"], values["merged_share"]) == (None, None)
-    assert "fallback –  merged –  turns 3.0" in step_line(1, 4, values)
+    assert "fallback –  merged –  turns 1.0" in step_line(1, 4, values)
     assert step_line(1, 4, step_metrics({}, [])).startswith("step 1/4  reward –  accuracy –")
 
 
 def test_a_validation_line_says_how_many_questions_it_rests_on() -> None:
-    line = validation_line(16, step_metrics({}, [episode(), episode(reward={"total": 0.0, "correct": False})]))
+    line = validation_line(16, step_metrics({}, [episode(), episode(reward=dataclasses.replace(WRONG, total=0.0))]))
     assert line == "validation after step 16  reward 0.500  accuracy 50.0%  tool calls 100.0%  turns 3.0  questions 2"

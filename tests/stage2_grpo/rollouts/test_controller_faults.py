@@ -227,6 +227,5 @@ def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_p
             await reach(gateway, "succeeded", "succeeded")
 
     asyncio.run(scenario())
-    assert [row["question_id"] for row in ended] == ["quick", "runaway"]
-    assert [row["reward"]["correct"] for row in ended] == [True, False]
-    assert ended[1]["seconds"] > 1.0
+    assert [(episode.question_id, episode.reward.correct) for episode in ended] == [("quick", True), ("runaway", False)]
+    assert ended[1].seconds > 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from shared.agent.prompts import TOOLS, opening_messages
 from shared.config.load import load_config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
-from shared.records import Question, ToolCall
+from shared.records import Episode, Question, StopReason, ToolCall
 from shared.tool_calls import render_turn
 from stage2_grpo.rollouts.agent import RolloutTask, make_handler
 from stage2_grpo.rollouts.custom_agent import Assignment, load_agent
@@ -31,8 +32,6 @@ SPEECH = [
     render_turn("", [ToolCall("execute_sql", {"sql": SQL})]),
     "There are 3 claims.",
 ]
-FIGURES = ("stop", "error", "reward", "turns", "calls", "hermes_calls", "fallback_calls", "malformed_calls", "later_turns",
-           "merged_turns", "prompt_tokens", "completion_tokens")  # fmt: skip
 
 
 async def plain_agent(task: Assignment) -> None:
@@ -64,8 +63,8 @@ async def idle_agent(task: Assignment) -> None:
 
 def played(
     folder: Path, agent: str | None, *says: str, model: Callable[[Any], Any] | None = None
-) -> tuple[float | None, dict[str, Any]]:
-    """Reward and record of one episode on the insurance database."""
+) -> tuple[float | None, Episode]:
+    """Reward of one episode on the insurance database, and its record without times and what only some agents run."""
     settings = ["agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400"]
     settings += [f"grpo.agent={agent}"] if agent else []
     tokenizer, rows = Tokenizer.from_folder(tokenizer_folder(folder)), []
@@ -76,7 +75,8 @@ def played(
         (name,) = gateway.queue(vars(question))
         url = f"{gateway.url}/proxy/rollout/{name}/attempt/0/mode/train/openai/v1"
         reward = asyncio.run(handler(RolloutTask(name, vars(question), True, url, KEY, 60)))
-    return reward, {name: rows[0][name] for name in FIGURES}
+    turns = tuple(replace(turn, observations=(), ok=()) for turn in rows[0].turns)
+    return reward, replace(rows[0], turns=turns, messages=[], rollout_id="", seconds=0.0, reward_seconds=0.0)
 
 
 @pytest.mark.parametrize("speech", [SPEECH, SPEECH[:1], ["I do not know."], [*SPEECH[:2], "```sql\nSELECT 3\n```"]])
@@ -90,7 +90,8 @@ def test_reward_and_record_are_those_of_the_built_in_agent(tmp_path: Path, speec
 def test_a_good_episode_earns_the_full_reward(tmp_path: Path) -> None:
     reward, record = played(tmp_path, f"{__name__}:plain_agent", *SPEECH)
     assert reward == 1.0
-    assert (record["stop"], record["turns"], record["calls"], record["merged_turns"]) == ("answered", 4, 3, 3)
+    assert (record.stop, [turn.merged for turn in record.turns]) == (StopReason.ANSWERED, [None, True, True, True])
+    assert [len(turn.calls) for turn in record.turns] == [1, 1, 1, 0]
 
 
 def test_a_prompt_that_outgrows_the_server_is_an_ending_whatever_the_agent_raises(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_prompt_that_outgrows_the_server_is_an_ending_whatever_the_agent_raise
         return refusal if len(script.requests) == 2 else script(request)
 
     reward, record = played(tmp_path, f"{__name__}:plain_agent", model=model)
-    assert (record["stop"], record["turns"], record["error"]) == ("context_limit", 2, "")
+    assert (record.stop, len(record.turns), record.error) == (StopReason.CONTEXT_LIMIT, 2, "")
     assert reward is not None
     assert 0 < reward < 1
 
@@ -115,13 +116,13 @@ def test_a_prompt_that_outgrows_the_server_is_an_ending_whatever_the_agent_raise
 )
 def test_an_agent_that_fails_is_lost_not_wrong(tmp_path: Path, agent: str, says: list[str], error: str) -> None:
     reward, record = played(tmp_path, f"{__name__}:{agent}", *says)
-    assert (reward, record["stop"], record["error"], record["reward"]) == (None, "infrastructure", error, None)
+    assert (reward, record.stop, record.error, record.reward) == (None, StopReason.INFRASTRUCTURE, error, None)
 
 
 def test_an_endpoint_that_fails_is_lost_not_wrong(tmp_path: Path) -> None:
     reward, record = played(tmp_path, f"{__name__}:plain_agent", model=lambda request: Reply(500))
-    assert (reward, record["stop"]) == (None, "infrastructure")
-    assert "500" in record["error"]
+    assert (reward, record.stop) == (None, StopReason.INFRASTRUCTURE)
+    assert "500" in record.error
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from shared.agent.prompts import TOOLS
 from shared.config.load import load_config
 from shared.models.tokenizer import Tokenizer
-from shared.records import Question, ToolCall
+from shared.records import Episode, Question, StopReason, ToolCall
 from shared.tool_calls import parse, render_turn
 from stage2_grpo.rollouts.agent import make_handler
 from stage2_grpo.rollouts.controller import PooledController
@@ -37,14 +38,14 @@ NO_TOOL = render_turn("", [ToolCall("drop_table", {"table": "claims"})])
 
 def played(
     gateway: Gateway, folder: Path, agent: str | None, speech: list[str]
-) -> tuple[list[float], dict[str, Any], list[Any]]:
+) -> tuple[list[float], Episode, list[Any]]:
     """Rewards, record and requests of one episode through controller and gateway."""
     settings = ["agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400"]
     settings += [f"grpo.agent={agent}"] if agent else []
     tokenizer = Tokenizer.from_folder(tokenizer_folder(folder))
     # Our parser in vLLM keeps the text beside a call exact, which the stock one does not: then turns would not merge.
     model = ScriptedModel(tokenizer, *speech, parser=lambda text: parse(text, TOOLS))
-    rows: list[dict[str, Any]] = []
+    rows: list[Episode] = []
     handler = make_handler(load_config(PIPELINE, "cpu", settings), folder, rows.append)
     question = vars(Question("q1", "insurance", "How many claims are there?", SQL, str(insurance_file(folder))))
 
@@ -61,7 +62,9 @@ def played(
         gateway.serve_model(endpoint)
         rewards = asyncio.run(scenario())
     (row,) = rows
-    return rewards, {key: value for key, value in row.items() if key not in ("rollout_id", "seconds", "reward_seconds")}, model.requests  # fmt: skip
+    turns = tuple(replace(turn, observations=(), ok=()) for turn in row.turns)  # not every agent runs the last calls
+    row = replace(row, turns=turns, messages=[], rollout_id="", seconds=0.0, reward_seconds=0.0)
+    return rewards, row, model.requests
 
 
 @pytest.mark.parametrize(
@@ -81,10 +84,10 @@ def test_reward_and_record_are_those_of_the_built_in_agent(gateway: Gateway, tmp
     expected, expected_record, own_requests = played(gateway, tmp_path / "ours", None, speech)
     assert (rewards, record) == (expected, expected_record)
     assert requests[0]["tools"] == own_requests[0]["tools"]
-    assert record["merged_turns"] == record["later_turns"]
+    assert all(turn.merged for turn in record.turns[1:])
 
 
 def test_a_tool_that_does_not_exist_is_a_failed_call(gateway: Gateway, tmp_path: Path) -> None:
     rewards, record, _ = played(gateway, tmp_path, EXAMPLE, [NO_TOOL, RIGHT, "There are 3 claims."])
     assert rewards == [1.0]
-    assert (record["stop"], record["calls"]) == ("answered", 2)
+    assert (record.stop, [len(turn.calls) for turn in record.turns]) == (StopReason.ANSWERED, [1, 1, 0])

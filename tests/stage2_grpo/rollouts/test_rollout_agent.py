@@ -20,7 +20,7 @@ from shared.config.load import load_config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
-from shared.records import Question, ToolCall
+from shared.records import Episode, Question, StopReason, ToolCall, read_episodes
 from shared.tool_calls import render_turn
 from stage2_grpo.rollouts.agent import AgentSettings, SqlAgent, question_of
 from tests.scripted_server import Reply, ScriptedModel, scripted_server
@@ -67,9 +67,8 @@ def model(settings: Path, *says: str) -> ScriptedModel:
     return ScriptedModel(Tokenizer.from_folder(settings.parent), *says)
 
 
-def episodes(settings: Path) -> list[dict[str, Any]]:
-    file = settings.with_name("episodes.jsonl")
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+def episodes(settings: Path) -> list[Episode]:
+    return read_episodes(settings.with_name("episodes.jsonl"))
 
 
 @pytest.mark.slow
@@ -79,12 +78,18 @@ def test_an_episode_earns_its_reward_and_leaves_a_row(gateway: Gateway, settings
         assert await gateway.ended(rollout) == ["succeeded"]
         assert gateway.rewards(rollout) == [1.0]
         (episode,) = episodes(settings)
-        assert episode["rollout_id"] == rollout
-        assert (episode["question_id"], episode["split"], episode["stop"]) == ("q1", "train", "answered")
-        assert episode["reward"]["correct"] is True
-        assert (episode["turns"], episode["calls"], episode["hermes_calls"], episode["fallback_calls"]) == (4, 3, 3, 0)
-        assert (episode["later_turns"], episode["merged_turns"]) == (3, 3)
-        assert 0 < episode["completion_tokens"] < episode["prompt_tokens"]
+        assert (episode.rollout_id, episode.step) == (rollout, None)
+        assert (episode.question_id, episode.split, episode.stop) == ("q1", "train", StopReason.ANSWERED)
+        assert episode.reward
+        assert episode.reward.correct
+        assert [(len(turn.calls), turn.hermes_calls, turn.merged) for turn in episode.turns] == [
+            (1, 1, None),
+            (1, 1, True),
+            (1, 1, True),
+            (0, 0, True),
+        ]
+        assert all(0 < turn.completion_tokens < turn.prompt_tokens for turn in episode.turns)
+        assert min(episode.seconds, episode.reward_seconds) > 0
 
     with scripted_server(model(settings, *SPEECH)) as endpoint, controller(settings, gateway.key):
         gateway.serve_model(endpoint)
@@ -101,8 +106,8 @@ def test_a_failing_endpoint_and_a_broken_row_get_no_reward(
         assert gateway.rewards(refused) == gateway.rewards(broken) == []
         assert "TypeError" in gateway.status(broken)["error_message"]
         (episode,) = episodes(settings)
-        assert (episode["stop"], episode["reward"]) == ("infrastructure", None)
-        assert "status 400" in episode["error"]
+        assert (episode.stop, episode.reward) == (StopReason.INFRASTRUCTURE, None)
+        assert "status 400" in episode.error
 
     with scripted_server(lambda _: Reply(400, {"error": "no"})) as endpoint, controller(settings, gateway.key):
         gateway.serve_model(endpoint)
@@ -136,7 +141,7 @@ def test_a_killed_controller_is_replaced_and_a_stopped_one_reports_what_it_cut_o
             assert "earlier controller" in gateway.status(killed)["error_message"]
             stopped = asyncio.run(cut_off(lambda: None))
         assert gateway.status(stopped)["error_message"] == "the controller was stopped"
-        assert [episode["reward"] for episode in episodes(settings)] == [None]
+        assert [episode.reward for episode in episodes(settings)] == [None]
         answered.set()
 
 
