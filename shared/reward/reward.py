@@ -15,12 +15,11 @@ Limit: a constant hidden in a subquery or behind an arbitrary condition is not r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from sqlglot import exp
-from tqdm import tqdm
 
 from shared.config.schema import GrpoConfig, SandboxConfig
 from shared.errors import UserError
@@ -131,21 +130,6 @@ def open_copies(folder: str, limits: SandboxConfig) -> tuple[Database, ...]:
     if not copies:
         raise UserError(f"There are no copies in {folder}; prepare the data of this run again.")
     return copies
-
-
-def judge_all(
-    questions: Sequence[Question], episodes: Sequence[Episode], databases: Mapping[str, Database], grpo: GrpoConfig
-) -> list[Reward | None]:
-    """Rewards parallel to the episodes of these questions, None where the infrastructure ended one.
-
-    `databases` are found by the path that a question names.
-    """
-    rewards: list[Reward | None] = []
-    pairs = zip(questions, episodes, strict=True)
-    for question, episode in tqdm(pairs, "judging", len(questions), unit=" episodes", leave=False):
-        lost = episode.stop is StopReason.INFRASTRUCTURE
-        rewards.append(None if lost else judge(question, episode, databases[question.database], grpo))
-    return rewards
 
 
 def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxConfig) -> None:
