@@ -108,7 +108,7 @@ def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
     """Evaluate one model on the test questions of the run; returns the summary."""
     import shared.evaluation.run
 
-    return shared.evaluation.run.evaluate_model(model, pipeline.config, pipeline.run, who)
+    return shared.evaluation.run.evaluate_subject(model, pipeline.config, pipeline.run, who)
 
 
 def command(pipeline: Pipeline, module: str, **variables: str) -> None:

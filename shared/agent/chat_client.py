@@ -24,12 +24,11 @@ from shared.records import Message, ToolCall
 from shared.tool_calls import is_encodable
 
 API_KEY = "FIRSTCALL_API_KEY"  # environment variable with the key of an endpoint that a user names
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RETRIED = (408, 409, 429)
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 8.0
 _MAX_RETRY_AFTER_SECONDS = 60.0
-_REACH_SECONDS = 10.0
 _CONTEXT = re.compile(r"context length|context window|maximum model length|max_model_len", re.IGNORECASE)
 
 
@@ -84,17 +83,10 @@ class ChatClient(AsyncExitStack):
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=timeout_seconds,
             limits=httpx.Limits(max_connections=None),
-            trust_env=urlsplit(base_url).hostname not in _LOOPBACK,  # a proxy from the environment can't reach loopback
+            trust_env=urlsplit(base_url).hostname not in LOOPBACK,  # a proxy from the environment can't reach loopback
             verify=base_url.startswith("https:"),  # loading certificates takes longer than many an episode's turn
         )
         self.push_async_callback(self._http.aclose)
-
-    async def reach(self) -> None:
-        """Raise InfrastructureError when nothing answers at the address; any answer will do. Costs one request."""
-        try:
-            await self._http.get("models", timeout=_REACH_SECONDS)
-        except httpx.RequestError as error:
-            raise InfrastructureError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
 
     async def complete(
         self,
@@ -178,7 +170,7 @@ def overflows_context(status: int, text: str) -> bool:
 
 
 def read_completion(answer: Any) -> Completion:
-    """A decoded response body; raises KeyError, IndexError, TypeError or AttributeError when it is no chat completion."""
+    """A decoded response body; raises KeyError, IndexError, TypeError or AttributeError if it is no chat completion."""
     choice = answer["choices"][0]
     message = choice["message"]
     calls, errors = [], []

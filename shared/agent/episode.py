@@ -1,7 +1,7 @@
 """The agent: one question, turns of model and tools, one named ending. The only loop over turns in the pipeline.
 
-Everything that plays an episode (RL, evaluation, a teacher) calls `run_episode` with another endpoint. `TurnReader`, `ending`
-and `submission` read a conversation; they also read those of an agent that somebody else wrote.
+Everything that plays an episode (RL, evaluation, a teacher) calls `run_episode` with another endpoint. `TurnReader`,
+`ending` and `submission` read a conversation; they also read those of an agent that somebody else wrote.
 What the model says is never an error here: calls that cannot be read or run come back to it as tool messages. The
 conversation only ever grows at its end, so each prompt starts with the previous prompt and answer, token for token, as
 long as the model writes calls the way the chat template does.

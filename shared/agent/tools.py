@@ -1,8 +1,8 @@
 """The agent's three tools: search_schema, get_columns, execute_sql.
 
-Synthesis, RL, evaluation and serving all use this one implementation. An answer is text for the model: it never has more
-than `observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the model did
-wrong comes back as "Error: ..." with the names it may have meant; only a damaged database raises.
+Synthesis, RL and evaluation all use this one implementation. An answer is text for the model: it never has more than
+`observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the model did wrong
+comes back as "Error: ..." with the names it may have meant; only a damaged database raises.
 """
 
 from __future__ import annotations
@@ -98,22 +98,22 @@ class Toolbox:
         for table in ranked[:_MAX_TABLES]:
             fits = {column.name: sum(_fit(word, column.name) for word in hits[table.name]) for column in table.columns}
             best = sorted((name for name in fits if fits[name]), key=lambda name: -fits[name])
-            columns = [name for name in fits if name in best[:_MATCHED_COLUMNS]] + ["..."] * (
-                len(best) > _MATCHED_COLUMNS
-            )
+            columns = [name for name in fits if name in best[:_MATCHED_COLUMNS]]
+            columns += ["..."] if len(best) > _MATCHED_COLUMNS else []
             reasons = ", ".join(f'"{word}"' for word in hits[table.name])
             lines.append(f"{_listed([table.name])} ({', '.join(columns)}): matches {reasons}")
         return "\n".join(lines)
 
     def _get_columns(self, name: str) -> str:
-        """A line per column, with sample values while tokens last: one for each column before any second one, keys last."""
+        """A line per column, with sample values while tokens last: one each before any second one, keys last."""
         bare = name.strip().removeprefix("main.").strip("\"'`[] ")
         table = self.database.schema.table(bare)
         if table is None:
             names = [table.name for table in self.database.schema.tables]
             raise SqlError(f"no such table: {bare}.{_nearest(bare, names)} Tables: {_listed(names)}.")
         source = _quoted(table.name)
-        head = f"{_listed([table.name])}: {_plural(self.database.execute(f'SELECT count(*) FROM {source}').rows[0][0], 'row')}"
+        ((count,),) = self.database.execute(f"SELECT count(*) FROM {source}").rows
+        head = f"{_listed([table.name])}: {_plural(count, 'row')}"
         lines, values = [], []
         for column in table.columns:
             key, reference = "PK" if column.primary_key else "", f"→ {column.references}" if column.references else ""

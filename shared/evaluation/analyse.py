@@ -1,9 +1,10 @@
 """Judge finished evaluations by every rule: `python -m shared.evaluation.analyse NAME [OTHER] --run-name RUN`.
 
-For the evaluation NAME: accuracy by the house rule, by Spider's and by BIRD's, and soft F1, with 95 % intervals; accuracy for
-each difficulty, form and database; the questions on which the rules disagree, with gold and submission. With `--testsuite
-FOLDER` also Spider's rule on all variants, where the folder holds those of a question's database. With OTHER: both compared
-question by question. Nothing is played again; evaluations/<name>/rules.jsonl keeps each question's verdicts.
+For the evaluation NAME: accuracy by the house rule, by Spider's and by BIRD's, and soft F1, with 95 % intervals;
+accuracy for each difficulty, form and database; the questions on which the rules disagree, with gold and submission.
+With `--testsuite FOLDER` also Spider's rule on all variants, where the folder holds those of a question's database.
+With OTHER: both compared question by question. Nothing is played again; evaluations/<name>/rules.jsonl keeps each
+question's verdicts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.judges import bird_ex, soft_f1, spider_test_suite
 from shared.evaluation.judges.verdicts import suites
-from shared.evaluation.metrics import accuracy, compare_pairs
+from shared.evaluation.metrics import compare_pairs, estimate
 from shared.evaluation.run import EPISODE_FILE, QUESTION_FILE
 from shared.records import Question, read_episodes, read_questions, write_jsonl
 from shared.runs.manifest import question_file
@@ -98,8 +99,8 @@ def report(name: str, found: Sequence[Verdict], config: Config) -> str:
     """The figures of one evaluation and where its rules disagree, as text."""
 
     def figure(label: str, values: Sequence[float]) -> str:
-        one = accuracy(values, config.evaluate.bootstrap_samples, config.seed)
-        return f"{label}{one.share:6.1%}  ({one.low:.1%} to {one.high:.1%}, n = {one.n})"
+        one = estimate(values, config.evaluate.bootstrap_samples, config.seed)
+        return f"{label}{one.mean:6.1%}  ({one.low:.1%} to {one.high:.1%}, n = {one.n})"
 
     lines = [f"{name}, {len(found)} questions"]
     for rule in (*RULES, "soft_f1"):
@@ -134,11 +135,11 @@ def paired_report(name: str, other: str, first: Sequence[Verdict], second: Seque
         if not mine.keys() & theirs.keys():
             continue
         pairs = compare_pairs(mine, theirs, samples=config.evaluate.bootstrap_samples, seed=config.seed)
-        low, high = pairs.interval
+        gain = pairs.difference
         lines.append(
-            f"  {rule:10}{100 * pairs.difference:+6.1f} points (95 % {100 * low:+.1f} to {100 * high:+.1f}), won "
-            f"{pairs.only_second}, lost {pairs.only_first}, both right {pairs.both}, neither {pairs.neither}, sign test p = "
-            f"{pairs.p_value:.3f}"
+            f"  {rule:10}{100 * gain.mean:+6.1f} points (95 % {100 * gain.low:+.1f} to {100 * gain.high:+.1f}), "
+            f"won {pairs.only_second}, lost {pairs.only_first}, both right {pairs.both}, neither {pairs.neither}, "
+            f"sign test p = {pairs.p_value:.3f}"
         )
     return "\n".join(lines)
 

@@ -26,7 +26,7 @@ _OFFICIAL_BYTES = 256_000_000  # of all cells of one result, by far more than an
 
 Rows = tuple[tuple[Any, ...], ...]
 
-__all__ = ["Column", "Database", "QueryResult", "SandboxError", "Schema", "SqlError", "Table"]
+__all__ = ["Column", "Database", "QueryResult", "SandboxError", "Schema", "SqlError", "Table", "quoted"]
 
 
 @dataclass(frozen=True)
@@ -163,6 +163,11 @@ class Database:
         with contextlib.closing(sqlite3.connect(copy)) as connection:
             connection.execute("PRAGMA journal_mode=DELETE").fetchall()
         return copy
+
+
+def quoted(name: str) -> str:
+    """A table or column name as SQL takes it literally, whatever characters it holds."""
+    return '"' + name.replace('"', '""') + '"'
 
 
 def _table(connection: sqlite3.Connection, table: str) -> Table:

@@ -32,11 +32,11 @@ import re
 import sqlite3
 import sys
 import time
-from functools import lru_cache
 from typing import Any
 
 MAX_SQL_LENGTH = 50_000  # characters
 MAX_OFFICIAL_SQL_LENGTH = 1_000_000  # SQLite's own default
+_KEPT_READERS = 24
 _BLOCK_ROWS = 32  # fetched before their bytes are counted
 _INSTRUCTIONS_PER_CHECK = 1_000  # of SQLite's virtual machine, between two looks at the clock
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -105,7 +105,7 @@ def answer(uri: str, sql: str, seconds: float, file_state: tuple[int, ...], max_
 def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
     """The first name in double quotes that is no column, which SQLite would read as a text; None if there is none."""
     try:
-        with contextlib.closing(_reader.__wrapped__(uri, ())) as connection:
+        with contextlib.closing(_open_reader(uri)) as connection:
             _set_deadline(connection, time.monotonic() + seconds)
             connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
             connection.execute(f"EXPLAIN {sql}")
@@ -147,12 +147,22 @@ def official(uri: str, statements: tuple[str, ...], seconds: float, decoding: st
         return results(copy, tuple("" if _CONCERNS_FILES.match(sql) else sql for sql in statements))
 
 
-@lru_cache(maxsize=24)
+_readers: dict[tuple[str, tuple[int, ...]], sqlite3.Connection] = {}  # the least recently used first
+
+
 def _reader(uri: str, file_state: tuple[int, ...]) -> sqlite3.Connection:
-    """A connection that can only read; `file_state` is part of the key under which it is kept."""
+    """A connection that can only read, kept for later queries on the same state of the file."""
+    connection = _readers.pop((uri, file_state), None) or _open_reader(uri)
+    while len(_readers) >= _KEPT_READERS:
+        _readers.pop(next(iter(_readers))).close()
+    _readers[uri, file_state] = connection
+    return connection
+
+
+def _open_reader(uri: str) -> sqlite3.Connection:
     connection = connect(uri)
     connection.execute("PRAGMA query_only=1")
-    connection.execute("PRAGMA cache_size=-1000")  # KiB of pages in each of the connections that are kept
+    connection.execute("PRAGMA cache_size=-1000")  # KiB of pages
     for limit, value in _LIMITS.items():
         connection.setlimit(limit, value)
     connection.set_authorizer(_authorize_reading)
@@ -203,7 +213,8 @@ def _failure(error: Exception, sql: str, seconds: float) -> Answer:
     """Kind and message of a failure, the message such that the author of the SQL can act on it."""
     code, text = getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error)
     if isinstance(error, MemoryError):
-        _reader.cache_clear()
+        while _readers:
+            _readers.popitem()[1].close()
         return "too_large", "The query needs too much memory; select fewer rows or shorter values."
     if isinstance(error, UnicodeError):  # a column name or an error message quotes bytes of the data
         hint = "select other columns, or give them names with AS"

@@ -36,7 +36,7 @@ def step_metrics(trainer: Mapping[str, Any], episodes: Sequence[Episode], concur
     played = summarise(episodes)
     values: dict[str, float | None] = {
         "reward": played.mean_reward,
-        "execution_accuracy": played.execution_accuracy,
+        "execution_accuracy": played.accuracy.mean if played.accuracy else None,
         "tool_call_rate": played.tool_call_rate,
         "fallback_share": played.fallback_share,
         "merged_share": played.merged_share,

@@ -20,7 +20,7 @@ from shared.evaluation.run import (
     Endpoint,
     chosen_questions,
     evaluate,
-    evaluate_endpoint,
+    evaluate_subject,
     read_summary,
     summary_line,
     whole_model,
@@ -70,6 +70,11 @@ def run(questions: list[Question], config: Config, folder: Path, handler: Callab
         return asyncio.run(evaluate(questions, base_url, tiny_tokenizer(), config, folder))
 
 
+def accuracy(summary: Summary) -> float:
+    assert summary.accuracy
+    return summary.accuracy.mean
+
+
 def number(request: dict[str, Any]) -> int:
     """The number of the question that a request is about."""
     text = next(message["content"] for message in request["messages"] if message["role"] == "user")
@@ -84,9 +89,9 @@ def solves(request: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_question_is_played_and_judged(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", solves)
-    assert (summary.n, summary.execution_accuracy, summary.tool_call_rate) == (10, 0.5, 1.0)
+    assert (summary.n, accuracy(summary), summary.tool_call_rate) == (10, 0.5, 1.0)
     by_split = summary.accuracy_by["split_kind"]
-    assert {kind: found.share for kind, found in by_split.items()} == {"seen_database": 1.0, "unseen_database": 0.0}
+    assert {kind: found.mean for kind, found in by_split.items()} == {"seen_database": 1.0, "unseen_database": 0.0}
     stored = read_summary(tmp_path / "e")
     assert stored["tool_calls"] == 10
     assert stored["seconds"] >= 0
@@ -105,7 +110,7 @@ def test_an_interrupted_evaluation_plays_only_what_is_missing(
     asked = []
     again = run(questions, config, tmp_path / "e", lambda request: asked.append(number(request)) or solves(request))
     assert len(set(asked)) == 4
-    assert (again.execution_accuracy, again.interval) == (first.execution_accuracy, first.interval)
+    assert again.accuracy == first.accuracy
     assert len(read_episodes(file)) == 10
 
 
@@ -130,7 +135,7 @@ def test_an_episode_lost_twice_is_left_out_and_counted(
 
     summary = run(questions, config, tmp_path / "e", broken_for_one)
     assert (summary.n, summary.infrastructure_failures) == (9, 1)
-    assert summary.execution_accuracy == pytest.approx(5 / 9)
+    assert accuracy(summary) == pytest.approx(5 / 9)
     assert "1 lost to the infrastructure" in summary_line("base", read_summary(tmp_path / "e"))
 
 
@@ -201,7 +206,7 @@ def test_an_empty_question_file_is_named_as_what_it_is(tmp_path: Path, monkeypat
 
 def test_a_model_that_never_calls_a_tool_shows(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", ScriptedModel(tiny_tokenizer(), "I do not know."))
-    assert (summary.tool_call_rate, summary.execution_accuracy) == (0.0, 0.0)
+    assert (summary.tool_call_rate, accuracy(summary)) == (0.0, 0.0)
     assert read_summary(tmp_path / "e")["tool_calls"] == 0
 
 
@@ -248,7 +253,7 @@ def test_another_split_or_imported_questions_can_be_asked(
     with scripted_server(lambda request: asked.append(request) or solves(request)) as url:
         endpoint = dataclasses.replace(endpoint, url=url)
         for _ in range(2):  # the second time it is finished
-            summary = evaluate_endpoint(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
+            summary = evaluate_subject(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
     assert (summary["n"], len(asked), {request["model"] for request in asked}) == (2, 4, {"large"})
     assert list(read_questions(directory.evaluation("mine") / "questions.jsonl")) == questions[:2]
     file.write_text('{"question": "How many?", "sql": "SELECT 1"}\n')
@@ -294,6 +299,6 @@ def test_endpoints_without_token_ids_are_evaluated_too(
     questions: list[Question], config: Config, tmp_path: Path
 ) -> None:
     summary = run(questions, config, tmp_path / "e", lambda request: answer(FINAL))
-    assert summary.execution_accuracy == 0.5
+    assert accuracy(summary) == 0.5
     assert summary.tool_call_rate is None
     assert "tool-call rate –" in summary_line("x", read_summary(tmp_path / "e"))
