@@ -89,7 +89,7 @@ def _allowed(field: FieldInfo) -> str:
     kinds = [kind for kind in (get_args(field.annotation) or [field.annotation]) if kind is not type(None)]
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{kind}`" for kind in kinds)
-    names = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}
+    names: dict[Any, str] = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}
     bounds = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {:,}"}
     limits = [form.format(getattr(m, key)) for key, form in bounds.items() for m in field.metadata if hasattr(m, key)]
     null = [] if field.annotation in kinds else ["or `null`"]
