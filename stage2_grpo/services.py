@@ -29,7 +29,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.processes.owned_process import OwnedProcess, free_port, random_key
 from stage2_grpo.rollouts.agent import SETTINGS_FILE, AgentSettings
-from stage2_grpo.training import cpu_backend
+from stage2_grpo.training import actor_engine, cpu_backend
 
 _ROOT = Path(__file__).resolve().parents[1]
 
@@ -192,6 +192,7 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
     environment = {
         "AGL_KEY": key,
         "PYTHONPATH": os.pathsep.join([str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        actor_engine.FOLDER: str(folder),
         "VERL_FILE_LOGGER_PATH": str(folder / "trainer_metrics.jsonl"),
         "TENSORBOARD_DIR": str(folder / "tensorboard"),
         "HYDRA_FULL_ERROR": "1",

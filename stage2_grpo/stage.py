@@ -27,7 +27,7 @@ from stage2_grpo.inputs import refuse_missing_agent, starting_model, total_steps
 from stage2_grpo.monitoring.server_watch import ServerWatch
 from stage2_grpo.monitoring.step_log import reconcile_logs, stream_steps
 from stage2_grpo.monitoring.tripwires import Row, Trip, best_step, kept_steps, tripped, validations_since_best
-from stage2_grpo.preflight.doctor.command import before_run
+from stage2_grpo.preflight.doctor import before_run
 from stage2_grpo.preflight.gate import training_questions
 from stage2_grpo.services import gateway_and_controller, trainer
 
@@ -91,6 +91,7 @@ def export_and_finish(
         target,
         lora_rank=grpo.lora_rank,
         lora_alpha=grpo.lora_alpha,
+        seed=config.seed,
         probe=checkpoint / files.PROBE_FILE,
     )
     runs.finish_stage(

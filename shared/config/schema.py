@@ -184,6 +184,16 @@ class GrpoConfig(Section):
     clip_low: Number = Field(description="the policy ratio is clipped to [1 - clip_low, 1 + clip_high]")
     clip_high: Number = Field(description="see clip_low")
     entropy_coeff: Number = Field(description="weight of the entropy bonus")
+    std_advantages: bool = Field(description="divide a group's advantages by the standard deviation of its rewards")
+    loss_average: Literal["episode", "token", "constant"] = Field(
+        description="what counts alike in the loss: every episode, every token, or every token over a constant length"
+    )
+    rollout_log_probs: bool = Field(
+        description="take the old log-probabilities from the rollout server, which saves a pass; needs temperature 1.0"
+    )
+    importance_cap: PositiveNumber | None = Field(
+        description="cap of the importance weight trainer / rollout server of a token (truncated sampling); null = no weight"
+    )
     lora_rank: Count = Field(description="0 trains all weights")
     lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
     param_offload: bool = Field(description="weights wait in CPU memory while vLLM generates")
@@ -261,6 +271,12 @@ class GrpoConfig(Section):
             raise UserError(
                 f"Setting grpo.mini_batch_size ({self.mini_batch_size}) exceeds grpo.train_batch_size "
                 f"({self.train_batch_size}), so every step would be skipped; lower it."
+            )
+        if self.rollout_log_probs and (self.temperature != 1.0 or self.importance_cap is not None):
+            raise UserError(
+                "Setting grpo.rollout_log_probs needs grpo.temperature 1.0, because the server reports log-probabilities at "
+                "that temperature, and no grpo.importance_cap, which corrects log-probabilities of the trainer; set it to "
+                "false."
             )
         if self.test_every > 0 and self.test_every % self.save_every:
             raise UserError(

@@ -3,10 +3,10 @@
     evaluations/<name>/{questions.jsonl,vllm.log,episodes.jsonl,episodes.calls.md,summary.json,manifest.json}
     evaluations/<name>/sample_2/…, samples.json     with evaluate.samples > 1
 
-Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation continues where it stopped; once all
-are judged, the file is rewritten with their rewards. Episodes lost to the infrastructure are played once more, then
-left out and counted; too many of them and there is no result. Greedy decoding in a batch is not bit-for-bit
-repeatable: the batch that a request lands in changes the rounding.
+Each episode is judged and appended to episodes.jsonl as it ends, so an interrupted evaluation continues where it
+stopped. Episodes lost to the infrastructure are played once more, then left out and counted; too many of them and there
+is no result. Greedy decoding in a batch is not bit-for-bit repeatable: the batch that a request lands in changes the
+rounding.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from shared.models.folder import adapter_base, check_model_folder, is_adapter
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
 from shared.processes.vllm_server import vllm_server
-from shared.records import Question, StopReason, read_episodes, read_questions, to_json, write_jsonl
-from shared.reward.reward import judge_all
+from shared.records import Episode, Question, StopReason, read_episodes, read_questions, to_json, write_jsonl
+from shared.reward.reward import judge
 from shared.runs.manifest import (
     RunDirectory,
     begin_stage,
@@ -67,25 +67,23 @@ class Endpoint:
 
     url: str
     tokenizer: Path
-    served_name: str = "auto"  # the model to ask for
+    served_name: str = "auto"  # the model to ask for; auto for the only one
 
 
 def check_subject(subject: Path | Endpoint) -> None:
     """Raise UserError unless it is a whole model folder, a finished LoRA adapter, or an endpoint that answers."""
-    if isinstance(subject, Endpoint):
-        Tokenizer.from_folder(subject.tokenizer)
-        is_local = urlsplit(subject.url).hostname in LOOPBACK
-        try:
-            httpx.get(f"{subject.url}/models", timeout=_REACH_SECONDS, trust_env=not is_local)  # any answer will do
-        except httpx.RequestError as error:
-            raise UserError(
-                f"The endpoint {subject.url} cannot be reached ({type(error).__name__}: {error}); start it or correct "
-                "the address."
-            ) from error
-    elif is_adapter(subject):
-        adapter_base(subject)
-    else:
-        check_model_folder(subject, "the evaluated model")
+    if isinstance(subject, Path):
+        adapter_base(subject) if is_adapter(subject) else check_model_folder(subject, "the evaluated model")
+        return
+    Tokenizer.from_folder(subject.tokenizer)
+    is_local = urlsplit(subject.url).hostname in LOOPBACK
+    try:
+        httpx.get(f"{subject.url}/models", timeout=_REACH_SECONDS, trust_env=not is_local)  # any answer will do
+    except httpx.RequestError as error:
+        raise UserError(
+            f"The endpoint {subject.url} cannot be reached ({type(error).__name__}: {error}); start it or correct the "
+            "address."
+        ) from error
 
 
 def evaluate_subject(
@@ -99,12 +97,9 @@ def evaluate_subject(
 
     `questions` are by default the run's test questions. Another subject under the same name starts afresh.
     """
-    if isinstance(subject, Endpoint):
-        model = subject.url
-        parts: dict[str, Any] = {"model": model, "tokenizer": subject.tokenizer, "served_name": subject.served_name}
-    else:
+    parts = {"model": subject} if isinstance(subject, Path) else vars(subject)
+    if isinstance(subject, Path):
         check_subject(subject)
-        model, parts = str(subject), {"model": subject}
     questions = questions or chosen_questions(config, run)
     folder, data = run.evaluation(name), (read_manifest(run.data) or {}).get("fingerprint")
     expected = evaluation_fingerprint(questions, config, data=data, **parts)
@@ -112,16 +107,17 @@ def evaluate_subject(
         print(f"{name} evaluation: finished before, {folder}")
     else:
         begin_stage(folder, expected)
-        started = time.monotonic()
+        started, outputs = time.monotonic(), {"summary": str(folder / "summary.json")}
         write_jsonl(folder / QUESTION_FILE, questions)
-        if isinstance(subject, Endpoint):
-            check_subject(subject)
-            tokenizer, asked_for = Tokenizer.from_folder(subject.tokenizer), subject.served_name
-            summary = play_samples(questions, subject.url, tokenizer, config, folder, served_name=asked_for)
-        else:
+        if isinstance(subject, Path):
+            model = str(subject)
             summary = play_model(whole_model(subject, folder, model_cache(config)), questions, config, folder)
-        shutil.rmtree(folder / "merged", ignore_errors=True)
-        seconds, outputs = time.monotonic() - started, {"summary": str(folder / "summary.json")}
+            shutil.rmtree(folder / "merged", ignore_errors=True)
+        else:
+            model = subject.url
+            check_subject(subject)
+            summary = play_samples(questions, subject, config, folder)
+        seconds = time.monotonic() - started
         finish_stage(folder, expected, seconds=seconds, outputs=outputs, model=model, questions=summary.n)
     values = read_summary(folder)
     print(summary_line(name, values))
@@ -130,9 +126,8 @@ def evaluate_subject(
 
 def play_model(model: Path, questions: Sequence[Question], config: Config, folder: Path) -> Summary:
     """Serve a model folder and play the questions with it, `evaluate.samples` times each; `folder` gets all files."""
-    tokenizer = Tokenizer.from_folder(model)
     with vllm_server(model, config, folder) as base_url:
-        return play_samples(questions, base_url, tokenizer, config, folder)
+        return play_samples(questions, Endpoint(base_url, model), config, folder)
 
 
 def whole_model(model: Path, folder: Path, cache: Path) -> Path:
@@ -157,15 +152,7 @@ def evaluation_fingerprint(questions: Sequence[Question], config: Config, **subj
     return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
 
 
-def play_samples(
-    questions: Sequence[Question],
-    base_url: str,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    *,
-    served_name: str = "auto",
-) -> Summary:
+def play_samples(questions: Sequence[Question], endpoint: Endpoint, config: Config, folder: Path) -> Summary:
     """Play `evaluate.samples` evaluations and write their common figures; returns the summary of the first one."""
     count = config.evaluate.samples
     if count > 1 and config.evaluate.temperature <= 0:
@@ -174,9 +161,7 @@ def play_samples(
             "set evaluate.temperature above 0."
         )
     folders = sample_folders(folder, count)
-    summaries = [
-        asyncio.run(evaluate(questions, base_url, tokenizer, config, each, served_name=served_name)) for each in folders
-    ]
+    summaries = [asyncio.run(evaluate(questions, endpoint, config, each)) for each in folders]
     if count > 1:
         figures = sample_figures(questions, folders, config.sandbox)
         write_json(folder / "samples.json", figures)
@@ -184,55 +169,50 @@ def play_samples(
     return summaries[0]
 
 
-async def evaluate(
-    questions: Sequence[Question],
-    base_url: str,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    *,
-    served_name: str = "auto",
-) -> Summary:
+async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Config, folder: Path) -> Summary:
     """Play and judge all `questions` against an endpoint; continues what `folder` already holds.
 
-    `served_name` is the model to ask the endpoint for, auto for the only one. Raises UserError when more than a tenth
-    of the episodes are lost to the infrastructure.
+    Raises UserError when more than a tenth of the episodes are lost to the infrastructure.
     """
-    started, file = time.monotonic(), folder / EPISODE_FILE
+    started, tokenizer, file = time.monotonic(), Tokenizer.from_folder(endpoint.tokenizer), folder / EPISODE_FILE
     databases = {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}
-    episodes = {one.question_id: one for one in read_episodes(file) if one.stop is not StopReason.INFRASTRUCTURE}
+    judged = {episode.question_id: episode for episode in read_episodes(file) if episode.reward}
+    lost: dict[str, Episode] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(file, episodes.values())  # completes a half line and drops lost episodes
+    write_jsonl(file, judged.values())  # completes a half line and drops lost episodes
 
     async def play(question: Question) -> None:
-        episode = episodes[question.id] = await run_episode(
+        database = databases[question.database]
+        episode = await run_episode(
             question,
-            toolbox=Toolbox(databases[question.database], tokenizer, config.agent.observation_tokens),
+            toolbox=Toolbox(database, tokenizer, config.agent.observation_tokens),
             chat=chat,
             tokenizer=tokenizer,
             limits=config.agent,
             temperature=config.evaluate.temperature,
         )
+        if episode.stop is StopReason.INFRASTRUCTURE:
+            lost[question.id] = episode
+            return
+        reward = await asyncio.to_thread(judge, question, episode, database, config.grpo)
+        judged[question.id] = dataclasses.replace(episode, reward=reward)
         with file.open("a", encoding="utf-8") as stream:
-            stream.write(to_json(episode) + "\n")
+            stream.write(to_json(judged[question.id]) + "\n")
 
-    async with ChatClient(base_url, api_key=os.environ.get(API_KEY, ""), model=served_name) as chat:
+    async with ChatClient(endpoint.url, os.environ.get(API_KEY, ""), endpoint.served_name) as chat:
         for _ in range(2):  # those lost to the infrastructure once more
-            done = {name for name, episode in episodes.items() if episode.stop is not StopReason.INFRASTRUCTURE}
-            waiting = [question for question in questions if question.id not in done]
+            lost.clear()
+            waiting = [question for question in questions if question.id not in judged]
             await play_all(waiting, play, config.evaluate.concurrency, "episodes")
-    played = [episodes[question.id] for question in questions]
-    lost = [episode for episode in played if episode.stop is StopReason.INFRASTRUCTURE]
-    if len(lost) > _MAX_LOST_SHARE * len(played):
+    if len(lost) > _MAX_LOST_SHARE * len(questions):
         raise UserError(
-            f"{len(lost)} of {len(played)} episodes were lost to the infrastructure, too many for a result; the last "
-            f"one to {lost[-1].error}. See to {base_url} and run the same command again, it continues."
+            f"{len(lost)} of {len(questions)} episodes were lost to the infrastructure, too many for a result; the last "
+            f"one to {[*lost.values()][-1].error}. See to {endpoint.url} and run the same command again, it continues."
         )
-    rewards = judge_all(questions, played, databases, config.grpo)
-    judged = [dataclasses.replace(one, reward=reward) for one, reward in zip(played, rewards, strict=True)]
-    write_jsonl(file, judged)
+    played = [judged.get(question.id) or lost[question.id] for question in questions]
+    write_jsonl(file, played)
     write_table(file, TOOLS)
-    summary = summarise(judged, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
+    summary = summarise(played, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
     seconds = {"seconds": round(time.monotonic() - started, 1)}
     write_json(folder / "summary.json", dataclasses.asdict(summary) | seconds)
     return summary

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markdown import Markdown
 
 from shared.agent.prompts import TOOLS
 from shared.cli.command_line import common_parser, resolve, run_main
@@ -62,16 +63,16 @@ _NOTES = (
 def write_report(config: Config, run: RunDirectory) -> dict[str, Any]:
     """Write the three files, print the first table, and return the facts behind them."""
     facts = collect(config, run)
-    shown, sentences = tables(facts), {"verdict": verdict(facts), "cost": cost(facts)}
+    shown = tables(facts)
+    parts = [f"# Run {facts['run']}", outcome(facts), "\n".join(f"- {note}" for note in _NOTES)]
+    for table in shown[1:]:
+        parts += [f"## {table.title}", table.markdown(), "\n".join(f"- {note}" for note in table.notes)]
     run.report.mkdir(parents=True, exist_ok=True)
     write_json(run.report / "report.json", facts)
-    parts = [f"# Run {facts['run']}", *sentences.values()]
-    parts += [f"## {table.title}\n\n{table.markdown()}" for table in shown]
-    (run.report / "report.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    (run.report / "report.html").write_text(page(facts, shown, **sentences), encoding="utf-8")
-    console = Console(width=None if Console().is_terminal else 140)
-    console.print(shown[0].terminal())
-    console.print(*sentences.values(), sep="\n", highlight=False, soft_wrap=True)
+    (run.report / "report.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
+    html = page(facts, shown, verdict=verdict(facts), cost=cost(facts))
+    (run.report / "report.html").write_text(html, encoding="utf-8")
+    Console(width=None if Console().is_terminal else 140).print(Markdown(outcome(facts)))
     print(f"report: {run.report / 'report.html'}")
     return facts
 
@@ -158,12 +159,10 @@ def tables(facts: dict[str, Any]) -> list[Table]:
     kinds = []
     for kind in ("difficulty", "form"):
         groups = [summary["accuracy_by"][kind] for summary in summaries]
-        names = sorted({name for group in groups for name in group})
-        kinds += [[kind, "", *[""] * len(labels)]] if names else []
-        for name in names:
+        for name in sorted({name for group in groups for name in group}):
             n = max(group[name]["n"] for group in groups if name in group)
             cells = [accuracy(group[name]) if name in group else "–" for group in groups]
-            kinds.append([f"  {name}", str(n), *cells])
+            kinds.append([f"{kind} {name}", str(n), *cells])
     endings = [
         [f"{stop.value}: {meaning}", *(str(summary["stops"].get(stop.value, 0)) for summary in summaries)]
         for stop, meaning in STOP_MEANING.items()
@@ -182,6 +181,11 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         Table("GRPO steps", ["step", *(name.replace("_", " ") for name in _STEP_COLUMNS)], steps),
     ]
     return [table for table in found if table.rows]
+
+
+def outcome(facts: dict[str, Any]) -> str:
+    """The result table, what GRPO changed and what it cost, as Markdown."""
+    return "\n\n".join([tables(facts)[0].markdown(), verdict(facts), cost(facts)])
 
 
 def verdict(facts: dict[str, Any]) -> str:
@@ -216,8 +220,7 @@ def update_readme(file: Path, facts: dict[str, Any]) -> None:
     _, end, after = rest.partition(_END)
     if not start or not end:
         raise UserError(f"{file} lacks the markers {_START} and {_END}; put them where the results belong.")
-    block = "\n\n".join([dataclasses.replace(tables(facts)[0], notes=()).markdown(), verdict(facts), cost(facts)])
-    file.write_text(f"{before}{_START}\n{block}\n{_END}{after}", encoding="utf-8")
+    file.write_text(f"{before}{_START}\n{outcome(facts)}\n{_END}{after}", encoding="utf-8")
 
 
 def main() -> None:

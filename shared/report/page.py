@@ -1,4 +1,4 @@
-"""How a report looks: its tables as Markdown and on the terminal, everything as one HTML page.
+"""How a report looks: its tables as Markdown, everything as one HTML page.
 
 The page has no script and no external file, and is readable in light and dark. The template escapes what a model wrote.
 """
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-import rich.table
 from markupsafe import Markup
 
 _CHARTS = {
@@ -37,19 +36,11 @@ class Table:
     notes: Sequence[str] = ()
 
     def markdown(self) -> str:
-        """The table and its notes, without the title."""
+        """The table alone; `rich` shows the same text on a terminal."""
         lines = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.rows]
-        table = ["| " + " | ".join(cell.replace("  ", "&nbsp;&nbsp;") for cell in line) + " |" for line in lines]
-        return "\n".join([*table, "", *(f"- {note}" for note in self.notes)]).rstrip()
-
-    def terminal(self) -> rich.table.Table:
-        """The same for `rich`."""
-        table = rich.table.Table(title=self.title, title_justify="left")
-        for place, name in enumerate(self.header):
-            table.add_column(name, justify="right" if place else "left")
-        for row in self.rows:
-            table.add_row(*row, style="dim" if row[0].startswith(" ") else None)
-        return table
+        return "\n".join(
+            "| " + " | ".join(cell.replace("  ", "&nbsp;&nbsp;") for cell in line) + " |" for line in lines
+        )
 
 
 def page(facts: Mapping[str, Any], tables: Sequence[Table], **sentences: str) -> str:

@@ -15,11 +15,9 @@ Limit: a constant hidden in a subquery or behind an arbitrary condition is not r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-
-from tqdm import tqdm
 
 from shared.config.schema import GrpoConfig, SandboxConfig
 from shared.errors import UserError
@@ -102,21 +100,6 @@ def _verdict(database: Database, state: int, question: Question, submitted_sql: 
     copies = open_copies(question.copies, database.limits)
     lucky = same and not agrees_on_copies(question.gold_sql, submitted_sql, copies)
     return _Verdict(same and not lucky, lucky, right_tables)
-
-
-def judge_all(
-    questions: Sequence[Question], episodes: Sequence[Episode], databases: Mapping[str, Database], grpo: GrpoConfig
-) -> list[Reward | None]:
-    """Rewards parallel to the episodes of these questions, None where the infrastructure ended one.
-
-    `databases` are found by the path that a question names.
-    """
-    rewards: list[Reward | None] = []
-    pairs = zip(questions, episodes, strict=True)
-    for question, episode in tqdm(pairs, "judging", len(questions), unit=" episodes", leave=False):
-        lost = episode.stop is StopReason.INFRASTRUCTURE
-        rewards.append(None if lost else judge(question, episode, databases[question.database], grpo))
-    return rewards
 
 
 def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxConfig) -> None:

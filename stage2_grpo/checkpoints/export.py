@@ -2,7 +2,7 @@
 
 VERL 0.8.0 saves one shard per rank with PEFT's parameter names and has a merger of its own, which for LoRA writes the
 base weights and leaves the adapter beside them. Here the adapter is added to the weights (W + alpha/r * B A, Hu et al.
-2021, in float32). The result must differ from the start model, give the probe text the log-probabilities that the trainer
+2021, in float32) and the sum is rounded as for the rollout server (rounding.py). The result must differ from the start model, give the probe text the log-probabilities that the trainer
 gave it at that step, and choose the tokens that the rollout server then chose greedily.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError
 from shared.models.folder import publish
+from stage2_grpo.training.rounding import UpdateShare, round_stochastically
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +25,7 @@ _NEAR_TIE = 0.25  # nats: the server rounds its logits to bfloat16, whose steps 
 
 
 def export(
-    actor: Path, start_model: Path, target: Path, *, lora_rank: int, lora_alpha: int, probe: Path
+    actor: Path, start_model: Path, target: Path, *, lora_rank: int, lora_alpha: int, seed: int, probe: Path
 ) -> dict[str, float]:
     """Write the trained policy to `target`; returns the verification figures. Raises UserError when it does not verify."""
     import torch
@@ -42,7 +43,12 @@ def export(
         raise UserError(
             f"The exported weights of {actor} equal the start model's: nothing was trained; see the step lines."
         )
-    model.load_state_dict({name: value.to(torch.bfloat16) for name, value in state.items()}, strict=False)
+    share, rounded = UpdateShare(start_model), {}
+    for name, weight in state.items():
+        rounded[name] = round_stochastically(weight, name, seed)
+        share.add(name, weight, rounded[name])
+    figures["arrived_share"] = share.value or 0.0
+    model.load_state_dict(rounded, strict=False)
     kept = f"the checkpoint {actor} is kept, do not use the export."
     with publish(target) as partial:
         model.save_pretrained(partial)

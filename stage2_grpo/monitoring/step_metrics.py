@@ -24,6 +24,7 @@ _TRAINER_KEYS = {
     "weight_gap": "guard/rollout_trainer_gap",
     "policy_moved": "guard/trainer_moved",
     "server_moved": "guard/server_moved",
+    "arrived_share": "guard/arrived_share",
 }
 _UPDATE_PHASES = ("old_log_prob", "ref", "adv", "update_actor")
 
@@ -91,7 +92,7 @@ def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
         f"step {step}/{total}  reward {_figure(values['reward'], '.3f')}  "
         + "".join(f"{label} {_figure(values[name], '.0%')}  " for label, name in shares.items())
         + f"turns {_figure(values['turns'], '.1f')}  tokens {values['tokens']:.0f}  "
-        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  idle {_figure(values.get('idle_share'), '.0%')}  "
+        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  arrived {_figure(values.get('arrived_share'), '.0%')}  idle {_figure(values.get('idle_share'), '.0%')}  "
         f"{_figure(values.get('seconds'), '.0f')} s"
     )
 

@@ -72,6 +72,7 @@ def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
             self._checkpoints = Path(self.config.trainer.default_local_dir)
             grpo = AgentSettings.load(self._checkpoints.parent / SETTINGS_FILE).config.grpo
             RewardedOnlyAdapter.binary_groups = grpo.binary_groups
+            self._rollout_log_probs = grpo.rollout_log_probs
             self._weight_guard = WeightGuard(self, grpo.sync_tolerance)
             announce(self._checkpoints.parent, self.llm_server_manager.get_addresses())
 
@@ -83,6 +84,13 @@ def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
         def _rollout(self, gen_batch: Any, is_train: bool) -> Any:
             gen_batch.non_tensor_batch["step"] = np.full(len(gen_batch), self.global_steps)
             return super()._rollout(gen_batch, is_train)
+
+        def _compute_old_log_prob(self, batch: Any) -> Any:
+            """The rollout server's own log-probabilities where settings say so; the probe has none."""
+            if self._rollout_log_probs and "rollout_log_probs" in batch.batch:
+                old = batch.select(batch_keys=["rollout_log_probs"], non_tensor_batch_keys=[], deepcopy=True)
+                return old.rename("rollout_log_probs", "old_log_probs"), 0.0
+            return super()._compute_old_log_prob(batch)
 
         def _train_step(self, timing_raw: dict[str, float], curr_step_profile: bool) -> Any:
             self._weight_guard.before_step()

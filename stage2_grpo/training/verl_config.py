@@ -16,6 +16,13 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from stage2_grpo.training.worker_setup import HOOK
 
+# grpo.loss_average -> policy_loss.loss_mode, loss_agg_mode. Agent Lightning's own mode ignores the second.
+_LOSSES = {
+    "episode": ("per_rollout_mean", "token-mean"),
+    "token": ("vanilla", "token-mean"),
+    "constant": ("vanilla", "seq-mean-token-sum-norm"),
+}
+
 
 @dataclass(frozen=True)
 class TrainerPaths:
@@ -65,7 +72,15 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
         job_template = str(Path(job_template).resolve())  # Ray's workers run in another folder
     wanted = {"tensorboard": config.logging.tensorboard, "wandb": config.logging.wandb}
     return {
-        "algorithm": {"adv_estimator": "grpo", "use_kl_in_reward": False},
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "use_kl_in_reward": False,
+            "norm_adv_by_std_in_grpo": grpo.std_advantages,
+            "rollout_correction": {
+                "rollout_is": None if grpo.importance_cap is None else "token",
+                "rollout_is_threshold": grpo.importance_cap or 2.0,
+            },
+        },
         "data": {
             "train_batch_size": grpo.train_batch_size,
             "max_prompt_length": grpo.max_prompt_length,
@@ -109,6 +124,7 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
 
 def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
     grpo, vllm, on_gpu = config.grpo, config.vllm, config.profile == "gpu"
+    loss_mode, loss_agg_mode = _LOSSES[grpo.loss_average]
     return {
         "model": {
             "path": str(model),
@@ -124,6 +140,8 @@ def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
             "ppo_mini_batch_size": grpo.mini_batch_size,
             "ppo_micro_batch_size_per_gpu": grpo.micro_batch_size,
             "use_kl_loss": False,
+            "policy_loss": {"loss_mode": loss_mode},
+            "loss_agg_mode": loss_agg_mode,
             "entropy_coeff": grpo.entropy_coeff,
             "clip_ratio_low": grpo.clip_low,
             "clip_ratio_high": grpo.clip_high,
@@ -159,7 +177,8 @@ def additions(config: Config) -> dict[str, Any]:
     grpo, on_cpu = config.grpo, config.profile == "cpu"
     engine, ray = "actor_rollout_ref.rollout.engine_kwargs.vllm", "ray_kwargs.ray_init"
     added: dict[str, Any] = {
-        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",  # the default needs flash_attn
+        # The default needs flash_attn. On a CPU, sdpa's backward pass is slower than that of plain matrix products.
+        "actor_rollout_ref.model.override_config.attn_implementation": "eager" if on_cpu else "sdpa",
         f"{engine}.enable_auto_tool_choice": True,
         f"{engine}.tool_call_parser": config.vllm.tool_call_parser,
         "agentlightning.local.env_map.FIRSTCALL_QUESTION": "input",

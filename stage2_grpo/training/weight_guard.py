@@ -2,7 +2,8 @@
 
 In some LoRA modes VERL 0.8.0 silently keeps sampling the start model (see verl_config.py). So around each training step
 the server and the trainer are asked for the log-probabilities of one fixed probe text. The server's must have changed with
-the update and must equal the trainer's within grpo.sync_tolerance, or the run stops. A policy whose log-probabilities are
+the update and must equal the trainer's within grpo.sync_tolerance, and the update must survive the rounding of the weights,
+or the run stops. A policy whose log-probabilities are
 no longer finite stops it too, before it is saved.
 """
 
@@ -17,12 +18,16 @@ from typing import Any
 import httpx
 
 from shared.agent.prompts import TOOLS, opening_messages
+from shared.runs.manifest import read_object
 from stage2_grpo.checkpoints.files import PROBE_FILE
+from stage2_grpo.training.actor_engine import SYNC_FILE
 
 GAP = "guard/rollout_trainer_gap"
 TRAINER_MOVED = "guard/trainer_moved"
 SERVER_MOVED = "guard/server_moved"
+ARRIVED = "guard/arrived_share"
 _GREEDY_TOKENS = 32
+_ARRIVED_TOLERANCE = 0.5  # rounding to nearest delivers 5 to 15 % of a small update; chance alone stays within 5 %
 
 
 class WeightsOutOfSync(RuntimeError):
@@ -45,6 +50,7 @@ class WeightGuard:
             opening_messages(row["question"]), tools=TOOLS, add_generation_prompt=True, tokenize=False
         )
         self._trainer, self._tolerance = trainer, tolerance
+        self._folder = Path(trainer.config.trainer.default_local_dir).parent
         self._prompt, self._response = (
             list(tokenizer.encode(text, add_special_tokens=False)) for text in (prompt, row["gold_sql"])
         )
@@ -63,6 +69,8 @@ class WeightGuard:
             TRAINER_MOVED: _distance(trainer, trainer_before),
             SERVER_MOVED: min(_distance(*pair) for pair in zip(servers, servers_before, strict=True)),
         }
+        if (share := read_object(self._folder / SYNC_FILE).get("arrived_share")) is not None:
+            figures[ARRIVED] = share
         judge(self._trainer.global_steps, figures, self._tolerance)
         return figures
 
@@ -135,6 +143,11 @@ def judge(step: int, figures: Mapping[str, float], tolerance: float) -> None:
     where = f"After the update of step {step} the server's log-probabilities of the probe text are"
     if figures[TRAINER_MOVED] > 0 and figures[SERVER_MOVED] == 0:
         raise WeightsOutOfSync(f"{where} unchanged: {advice}")
+    if not abs(figures.get(ARRIVED, 1.0) - 1.0) <= _ARRIVED_TOLERANCE:
+        raise WeightsOutOfSync(
+            f"After the update of step {step} {figures[ARRIVED]:.0%} of the update so far arrived at the server instead of all "
+            "of it: rounding to bfloat16 swallows it (stage2_grpo/training/rounding.py)."
+        )
     if not figures[GAP] <= tolerance:  # also when it is NaN
         raise WeightsOutOfSync(
             f"{where} {figures[GAP]:.4f} nats per token away from the trainer's (grpo.sync_tolerance is {tolerance}): "

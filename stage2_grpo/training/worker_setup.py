@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-from stage2_grpo.training import cpu_backend, import_hooks
+from stage2_grpo.training import actor_engine, cpu_backend, import_hooks
 
 HOOK = "stage2_grpo.training.worker_setup.setup"
 _SYNC_SECONDS = 300.0  # for one bucket of weights; the slowest seen took under ten
@@ -19,6 +19,7 @@ def setup() -> None:
     cpu_backend.activate()
     patches: dict[str, import_hooks.Patch] = {
         "agentlightning.verl.trainer": _guard_trainer,
+        "verl.workers.engine.fsdp.transformer_impl": actor_engine.patch,
         "verl.workers.rollout.vllm_rollout.bucketed_weight_transfer": end_stuck_sync,
     }
     if importlib.util.find_spec("flash_attn") is None:

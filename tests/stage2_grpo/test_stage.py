@@ -9,13 +9,14 @@ import pytest
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
+from shared.evaluation.run import evaluation_fingerprint
 from shared.records import Question, write_jsonl
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, finished, question_file, write_json
 from stage2_grpo import inputs, stage
 from stage2_grpo.checkpoints import resume
 from stage2_grpo.checkpoints.files import saved_steps
 from stage2_grpo.monitoring.tripwires import Trip
-from stage2_grpo.preflight.gate import probe_mark, readiness_of
+from stage2_grpo.preflight.gate import probe_settings, readiness_of
 from tests.stage2_grpo.checkpoints.checkpoint_folder import healthy_case, save_steps
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
@@ -127,7 +128,7 @@ def test_a_start_model_that_the_gate_refuses_leaves_the_finished_run(
     begin_stage(run.grpo, "of other settings")
     finish_stage(run.grpo, "of other settings", seconds=1, outputs={})
     assert case.model
-    mark = probe_mark(case.config, case.model, case.train)
+    mark = evaluation_fingerprint(case.train, probe_settings(case.config), model=case.model)
     readiness = dataclasses.asdict(readiness_of(solved, tool_call_rate=1.0, mean_turns=3.0))
     probe = run.path / "gate" / mark[:12] / "gate.json"
     probe.parent.mkdir(parents=True)

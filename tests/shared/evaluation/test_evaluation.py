@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +66,12 @@ def questions(tmp_path: Path) -> list[Question]:
 
 def run(questions: list[Question], config: Config, folder: Path, handler: Callable[[dict[str, Any]], Any]) -> Summary:
     with scripted_server(handler) as base_url:
-        return asyncio.run(evaluate(questions, base_url, tiny_tokenizer(), config, folder))
+        return asyncio.run(evaluate(questions, endpoint(folder, base_url), config, folder))
+
+
+def endpoint(folder: Path, url: str) -> Endpoint:
+    """An endpoint whose tokenizer stands beside `folder`."""
+    return Endpoint(url, tokenizer_folder(folder.parent))
 
 
 def accuracy(summary: Summary) -> float:
@@ -156,7 +160,7 @@ def test_an_endpoint_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setattr(shared.agent.chat_client, "_FIRST_DELAY_SECONDS", 0.001)
     with pytest.raises(UserError, match=r"10 of 10 episodes.*http://127\.0\.0\.1:9/v1"):
-        asyncio.run(evaluate(questions, "http://127.0.0.1:9/v1", tiny_tokenizer(), config, tmp_path / "e"))
+        asyncio.run(evaluate(questions, endpoint(tmp_path / "e", "http://127.0.0.1:9/v1"), config, tmp_path / "e"))
 
 
 @pytest.mark.parametrize(
@@ -248,12 +252,11 @@ def test_another_split_or_imported_questions_can_be_asked(
     file = tmp_path / "imported.jsonl"
     write_jsonl(file, questions[:2])
     (tmp_path / "tokenizer").mkdir()
-    endpoint = Endpoint("", tokenizer_folder(tmp_path / "tokenizer"), "large")
     asked: list[dict[str, Any]] = []
     with scripted_server(lambda request: asked.append(request) or solves(request)) as url:
-        endpoint = dataclasses.replace(endpoint, url=url)
+        large = Endpoint(url, tokenizer_folder(tmp_path / "tokenizer"), "large")
         for _ in range(2):  # the second time it is finished
-            summary = evaluate_subject(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
+            summary = evaluate_subject(large, config, directory, "mine", chosen_questions(config, directory, file))
     assert (summary["n"], len(asked), {request["model"] for request in asked}) == (2, 4, {"large"})
     assert list(read_questions(directory.evaluation("mine") / "questions.jsonl")) == questions[:2]
     file.write_text('{"question": "How many?", "sql": "SELECT 1"}\n')

@@ -68,7 +68,7 @@ def test_a_step_line_names_every_figure() -> None:
     )
     assert line == (
         "step 2/4  reward 1.000  accuracy 100%  tool calls 100%  fallback 0%  merged 100%  turns 3.0  tokens 100  "
-        "sync gap 0.0100  idle 92%  12 s"
+        "sync gap 0.0100  arrived –  idle 92%  12 s"
     )
 
 

@@ -55,6 +55,33 @@ def test_the_gpu_profile_holds_the_reference_configuration() -> None:
     assert config.trainer.logger == ["console", "file", "tensorboard"]
 
 
+@pytest.mark.parametrize(
+    ("average", "mode", "aggregation"),
+    [
+        ("episode", "per_rollout_mean", "token-mean"),
+        ("token", "vanilla", "token-mean"),
+        ("constant", "vanilla", "seq-mean-token-sum-norm"),
+    ],
+)
+def test_loss_and_advantages_follow_the_settings(average: str, mode: str, aggregation: str) -> None:
+    config = composed("gpu", f"grpo.loss_average={average}", "grpo.std_advantages=false", "grpo.importance_cap=1.5")
+    actor = config.actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.loss_agg_mode) == (mode, aggregation)
+    assert config.algorithm.norm_adv_by_std_in_grpo is False
+    correction = config.algorithm.rollout_correction
+    assert (correction.rollout_is, correction.rollout_is_threshold, correction.bypass_mode) == ("token", 1.5, False)
+
+
+def test_without_a_cap_there_is_no_importance_weight() -> None:
+    assert composed("gpu").algorithm.rollout_correction.rollout_is is None
+
+
+@pytest.mark.parametrize("change", ["grpo.temperature=0.9", "grpo.importance_cap=2.0"])
+def test_log_probabilities_of_the_server_that_would_be_wrong_are_refused(change: str) -> None:
+    with pytest.raises(UserError, match=r"grpo\.rollout_log_probs needs grpo\.temperature 1\.0"):
+        load_config(PIPELINE, "gpu", ["grpo.rollout_log_probs=true", change])
+
+
 def test_a_lost_episode_does_not_skip_a_step() -> None:
     config = composed("gpu")
     assert config.actor_rollout_ref.actor.ppo_mini_batch_size < config.data.train_batch_size
