@@ -1,6 +1,6 @@
 """What a gold query needs (tables, columns), and how a model could plausibly have got it wrong.
 
-Read with sqlglot, resolved against the real schema scope by scope, so that aliases, subqueries, set operations and
+Read with sqlglot and resolved against the real schema scope by scope, so that aliases, subqueries, set operations and
 common table expressions come out as tables and columns of the database. Pure functions; nothing is executed here.
 """
 
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
-from sqlglot.optimizer.scope import Scope, traverse_scope
+from sqlglot.optimizer.scope import traverse_scope
 
-from shared.sql.database import Schema, Table
+from shared.sql.database import Schema
 
 _WORDS = re.compile(r"[^\W\d_]+([ -][^\W\d_]+)*")
 
@@ -47,10 +47,21 @@ def tidy(sql: str) -> str:
 def needed(sql: str, schema: Schema) -> Needed:
     """Tables and columns of the database that `sql` reads. Raises ValueError for SQL that sqlglot cannot read."""
     tree = _parse(sql)
-    found = (schema.table(table.name) for table in tree.find_all(exp.Table, bfs=False))
+    found = (schema.table(node.name) for node in tree.find_all(exp.Table, bfs=False))
     tables = dict.fromkeys(table.name for table in found if table)
+    columns: dict[str, None] = {}
     try:
-        columns = dict.fromkeys(name for scope in traverse_scope(tree) for name in _columns(scope, schema))
+        for scope in traverse_scope(tree):
+            sources = {
+                alias.lower(): schema.table(source.name)
+                for alias, source in scope.sources.items()
+                if isinstance(source, exp.Table)
+            }
+            for node in scope.columns:
+                homes = [sources.get(node.table.lower())] if node.table else sources.values()
+                matches = ((table, table.column(node.name)) for table in homes if table)
+                names = (f"{table.name}.{column.name}" for table, column in matches if column)
+                columns |= dict.fromkeys([*names][:1])
     except SqlglotError as error:
         raise ValueError(f"unresolvable SQL: {error}") from error
     return Needed(tuple(tables), tuple(columns))
@@ -77,24 +88,6 @@ def _parse(sql: str) -> exp.Expression:
     if not isinstance(tree, exp.Query):
         raise ValueError("not a SELECT")
     return tree
-
-
-def _columns(scope: Scope, schema: Schema) -> Iterator[str]:
-    sources = {
-        alias.lower(): schema.table(source.name)
-        for alias, source in scope.sources.items()
-        if isinstance(source, exp.Table)
-    }
-    for column in scope.columns:
-        homes = [sources.get(column.table.lower())] if column.table else list(sources.values())
-        home = next((table for table in homes if table and table.column(column.name)), None)
-        if home:
-            yield f"{home.name}.{_spelling(home, column.name)}"
-
-
-def _spelling(table: Table, name: str) -> str:
-    column = table.column(name)
-    return column.name if column else name
 
 
 def _misspelt_column(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> str | None:

@@ -24,7 +24,7 @@ _ASKING = frozenset(
     "sort sorted start starting starts sum than that the their them there these they this those to top total under "
     "unique up value values was were what when where which who whose why with without year".split()
 )
-_THOUGHTS = {
+THOUGHTS = {
     "search_schema": (
         "First find the tables.",
         "Which tables matter?",
@@ -63,11 +63,6 @@ def poor_query(question: str, rng: random.Random) -> str:
     capitals = re.findall(r"(?<=\w )[A-Z]\w+", question)
     values = [first or second for first, second in quoted] or capitals
     return rng.choice(values or ["details", "information", "database", "overview"])
-
-
-def thought(tool: str, rng: random.Random) -> str:
-    """A sentence before a call of `tool`, for the turns that have one."""
-    return rng.choice(_THOUGHTS[tool])
 
 
 def answer(result: QueryResult) -> str:

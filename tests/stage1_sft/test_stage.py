@@ -56,16 +56,16 @@ def test_without_data_the_stage_says_how_to_prepare_it(tmp_path: Path) -> None:
 
 def test_other_settings_data_or_model_ask_for_a_new_training(tmp_path: Path) -> None:
     run = _run_with_data(tmp_path)
-    mark = stage._fingerprint(settings(), run)
-    assert stage._fingerprint(settings("vllm.max_num_seqs=3"), run) == mark
-    assert stage._fingerprint(settings("sft.learning_rate=0.5"), run) != mark
-    taught = stage._fingerprint(settings("teacher.endpoint=http://x/v1"), run)
+    mark = stage.stage_fingerprint(settings(), run)
+    assert stage.stage_fingerprint(settings("vllm.max_num_seqs=3"), run) == mark
+    assert stage.stage_fingerprint(settings("sft.learning_rate=0.5"), run) != mark
+    taught = stage.stage_fingerprint(settings("teacher.endpoint=http://x/v1"), run)
     assert taught != mark
-    assert stage._fingerprint(settings("teacher.endpoint=http://x/v1", "teacher.prompt_price=2.5"), run) == taught
-    assert stage._fingerprint(settings("model=Org/Name"), run) != mark
+    assert stage.stage_fingerprint(settings("teacher.endpoint=http://x/v1", "teacher.prompt_price=2.5"), run) == taught
+    assert stage.stage_fingerprint(settings("model=Org/Name"), run) != mark
     with (run.data / "val.jsonl").open("a") as stream:
         stream.write("\n")
-    assert stage._fingerprint(settings(), run) != mark
+    assert stage.stage_fingerprint(settings(), run) != mark
 
 
 def test_the_seed_orders_the_traces_not_the_file_of_questions(tmp_path: Path) -> None:

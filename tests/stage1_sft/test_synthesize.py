@@ -6,7 +6,7 @@ import pytest
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from stage1_sft.synthesize import build, synthesize
-from stage1_sft.traces import Dropped, Trace, verify
+from stage1_sft.traces import Trace, flaw
 from tests.beside import REAL_DATA, needs_real_data
 from tests.shared.examples import insurance_file, tiny_tokenizer
 from tests.stage1_sft.examples import JOIN, calls, questions, settings, with_gold
@@ -73,7 +73,7 @@ def test_a_table_that_the_words_of_the_question_do_not_find_is_searched_by_name(
 ) -> None:
     question = dataclasses.replace(questions(tmp_path)[0], question="Which customers are in the city?")
     trace = build(question, settings(*PLAIN), tokenizer)
-    verify(trace, question, settings(*PLAIN), tokenizer)
+    assert not flaw(trace, question, settings(*PLAIN), tokenizer)
     assert calls(trace) == [
         ("search_schema", False), ("search_schema", True), ("get_columns", True), ("execute_sql", True)
     ]  # fmt: skip
@@ -84,7 +84,7 @@ def test_a_column_that_the_limits_cut_off_is_searched(tmp_path: Path, tokenizer:
     question = with_gold(questions(tmp_path)[0], "SELECT note FROM claims")
     config = settings(*PLAIN, "agent.observation_tokens=60")
     trace = build(question, config, tokenizer)
-    verify(trace, question, config, tokenizer)
+    assert not flaw(trace, question, config, tokenizer)
     assert [name for name, _ in calls(trace)] == ["search_schema", "get_columns", "search_schema", "execute_sql"]
     observations = [message["content"] for message in trace["messages"] if message["role"] == "tool"]
     assert "note" not in observations[1]
@@ -123,16 +123,14 @@ def test_a_trace_that_no_longer_reproduces_is_refused(tmp_path: Path, tokenizer:
     trace = build(question, settings(*PLAIN), tokenizer)
     (tmp_path / "insurance.sqlite").unlink()
     insurance_file(tmp_path, "INSERT INTO claims VALUES (4, 1, 5.0, '2024-03-01', NULL);")
-    with pytest.raises(Dropped, match="does not reproduce"):
-        verify(trace, question, settings(*PLAIN), tokenizer)
+    assert flaw(trace, question, settings(*PLAIN), tokenizer) == "observation does not reproduce"
 
 
 def test_a_trace_whose_last_query_misses_the_gold_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
     question = questions(tmp_path)[0]
     trace = build(question, settings(*PLAIN), tokenizer)
     other = with_gold(question, "SELECT COUNT(*) + 1 FROM claims")
-    with pytest.raises(Dropped, match="misses the gold"):
-        verify(trace, other, settings(*PLAIN), tokenizer)
+    assert flaw(trace, other, settings(*PLAIN), tokenizer) == "last query misses the gold"
 
 
 @pytest.mark.parametrize(
@@ -147,13 +145,13 @@ def test_a_gold_that_cannot_be_taught_is_counted(tmp_path: Path, tokenizer: Toke
     broken = with_gold(questions(tmp_path)[0], sql)
     traces, _, dropped = synthesize([broken], limit=5, config=settings(), tokenizer=tokenizer, label="test")
     assert not traces
-    assert dropped == {reason: 1}
+    assert dropped == {reason: [broken.id]}
 
 
 def test_a_turn_that_the_agent_could_not_write_is_dropped(tmp_path: Path, tokenizer: Tokenizer) -> None:
     config, question = settings(*PLAIN, "agent.max_turn_tokens=60"), questions(tmp_path)[3]
     kept, too_long, dropped = synthesize([question], limit=1, config=config, tokenizer=tokenizer, label="test")
-    assert (kept, dropped) == ([], {"a turn longer than agent.max_turn_tokens": 1})
+    assert (kept, dropped) == ([], {"a turn longer than agent.max_turn_tokens": [question.id]})
     assert [trace["id"] for trace in too_long] == [question.id]
 
 

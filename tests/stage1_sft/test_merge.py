@@ -13,8 +13,7 @@ pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
 from shared.models.folder import TEMPLATE_FILE, check_model_folder, publish, tool_template  # noqa: E402
-from stage1_sft import export  # noqa: E402
-from stage1_sft.export import merge  # noqa: E402
+from stage1_sft.merge import check_weights, merge  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
 
@@ -78,7 +77,7 @@ def test_a_merge_that_decides_otherwise_is_refused(tmp_path: Path, base: Path, m
 def test_weights_that_read_back_differently_are_refused(tmp_path: Path) -> None:
     one, two = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 1.5])}
     with pytest.raises(UserError, match="read back differently"):
-        export._check_weights(two, one, one, tmp_path)
+        check_weights(two, one, one, tmp_path)
 
 
 def test_a_failure_while_publishing_leaves_the_old_folder(tmp_path: Path) -> None:
