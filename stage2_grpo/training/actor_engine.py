@@ -61,10 +61,9 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    rows, positions = batch["input_ids"].unbind(), batch["position_ids"].unbind()
-    lengths = [len(row) for row in rows]
+    lengths = batch["input_ids"].offsets().diff().tolist()
     longest = max(lengths)
-    tokens, places = (torch.stack([_padded(row, longest) for row in part]) for part in (rows, positions))
+    tokens, places = (torch.nested.to_padded_tensor(batch[name], 0) for name in ("input_ids", "position_ids"))
     loss_mask = batch["loss_mask"]
     prompts = batch["attention_mask"].sum(-1) - batch["attention_mask"][:, -loss_mask.shape[-1] :].sum(-1)
     trained = torch.zeros_like(tokens, dtype=torch.bool)  # [row, token]: whether the next token is trained
@@ -80,7 +79,7 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
     ).logits
     row_of, column_of = trained[:, kept].nonzero(as_tuple=True)
     labels = tokens[row_of, kept[column_of] + 1]
-    temperature = torch.as_tensor(batch["temperature"], dtype=torch.float32, device=tokens.device).expand(len(rows))
+    temperature = torch.as_tensor(batch["temperature"], dtype=torch.float32, device=tokens.device).expand(len(lengths))
 
     def figures(first: int) -> tuple[Any, Any]:
         part = slice(first, first + _CHUNK)
@@ -98,12 +97,6 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
         flat = torch.cat([whole[row, :length] for row, length in enumerate(lengths)])
         nested.append(torch.nested.nested_tensor_from_jagged(flat, offsets))
     return nested[0], nested[1]
-
-
-def _padded(row: Any, length: int) -> Any:
-    from torch.nn.functional import pad
-
-    return pad(row, (0, length - len(row)))
 
 
 def _without_flat_rows(module: Any, original: Any) -> Any:
