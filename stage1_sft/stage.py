@@ -32,6 +32,7 @@ from shared.runs.manifest import (
     read_object,
     write_json,
 )
+from shared.runs.output_paths import refuse_overwriting
 from stage1_sft import teacher
 from stage1_sft.base_model import locate, resolve
 from stage1_sft.synthesize import synthesize
@@ -62,6 +63,7 @@ def only_traces(config: Config, run: RunDirectory) -> None:
         print(f"sft: already trained in {run.sft}; its traces are {run.sft / TRACE_FILES['train']}")
         return
     base = resolve(config.model, model_cache(config))
+    refuse_overwriting([run.sft], [base, Path(config.model)])
     with attempt(run.sft, mark):
         _, _, counts = make_traces(config, run, base)
     for split, file in TRACE_FILES.items():
@@ -141,6 +143,7 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
 
     started = time.monotonic()
     base = resolve(config.model, model_cache(config))
+    refuse_overwriting([run.sft], [base, Path(config.model)])
     with attempt(run.sft, mark):
         traces, val_traces, counts = make_traces(config, run, base)
         tokenizer = AutoTokenizer.from_pretrained(base)
