@@ -17,7 +17,7 @@ from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
 from shared.records import Message, Question, ToolCall
 from shared.reward.execution_match import execution_match
-from shared.reward.sql_text import gold_is_ordered
+from shared.reward.queries import gold_is_ordered
 from shared.sql.database import Database, SqlError
 from shared.tool_calls import parse_hermes, render_turn
 
