@@ -15,7 +15,7 @@ from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.scope import traverse_scope
 
-from shared.reward.sql_text import parse
+from shared.reward.queries import parse
 from shared.sql.database import Schema
 
 MISSING_TABLE = "missing_table"

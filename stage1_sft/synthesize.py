@@ -24,7 +24,7 @@ from shared.agent.tools import Toolbox
 from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
 from shared.records import Question, ToolCall
-from shared.reward.sql_text import gold_is_ordered
+from shared.reward.queries import gold_is_ordered
 from shared.sql.database import Database, SqlError
 from stage1_sft import wording
 from stage1_sft.gold import MISSING_TABLE, Mistake, mistakes, needed, tidy
