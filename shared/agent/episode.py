@@ -51,7 +51,6 @@ async def run_episode(
     """
     start, error, stop = time.monotonic(), "", None
     messages, turns, reader = opening_messages(question.question), list[Turn](), TurnReader(tokenizer)
-    made: list[ToolCall] = []
 
     def most_tokens(new: Sequence[Message]) -> int:
         return sum(tokenizer.count(message["content"]) + tokenizer.count(_MARKUP) for message in new)
@@ -76,10 +75,7 @@ async def run_episode(
             if stop is StopReason.LENGTH and room < limits.max_turn_tokens:
                 stop = StopReason.CONTEXT_LIMIT
             if stop is None:
-                observations = []
-                for call in turn.calls:
-                    observations.append(await asyncio.to_thread(toolbox.run, call, made))
-                    made.append(call)
+                observations = [await asyncio.to_thread(toolbox.run, call) for call in turn.calls]
                 for problem in turn.malformed:
                     text, _ = tokenizer.cut(f"Error: {problem}", limits.observation_tokens)
                     observations.append(Observation(text, ok=False))

@@ -56,24 +56,22 @@ class Observation:
 
 
 class Toolbox:
-    """The tools on one database, for one question. Safe to use from several threads."""
+    """The tools on one database, for one episode: it remembers its calls. Safe to use from several threads."""
 
     def __init__(self, database: Database, tokenizer: Tokenizer, observation_tokens: int, question: str = "") -> None:
         self.database = database
         self._tokenizer = tokenizer
         self._max_tokens = observation_tokens
         self._question = question
+        self._made: list[ToolCall] = []
         self._tools = {
             "search_schema": ("query", self._search_schema),
             "get_columns": ("table", self._get_columns),
             "execute_sql": ("sql", self._execute_sql),
         }
 
-    def run(self, call: ToolCall, made: Sequence[ToolCall] = ()) -> Observation:
-        """Run one call; `made` are the earlier calls of its episode.
-
-        Mistakes of the model come back as an observation; a damaged database raises UserError.
-        """
+    def run(self, call: ToolCall) -> Observation:
+        """Run one call. Mistakes of the model come back as an observation; a damaged database raises UserError."""
         try:
             if call.name not in self._tools:
                 raise SqlError(f"there is no tool {call.name!r}. Tools: {', '.join(self._tools)}.")
@@ -83,19 +81,20 @@ class Toolbox:
                 raise SqlError(f'{call.name} needs the argument "{argument}" as a text.')
             if len(call.arguments) > 1:
                 raise SqlError(f'{call.name} takes only the argument "{argument}".')
-            text, ok = tool(value, made), True
+            text, ok = tool(value), True
         except SqlError as error:
             text, ok = f"Error: {error}", False
-        if call.key in {earlier.key for earlier in made}:
+        if call.key in {earlier.key for earlier in self._made}:
             advice = _AFTER_REPEATING.get(call.name, "") if ok else _AFTER_FAILING_AGAIN
             answer = "its answer stands above" if ok else "it fails again in the same way"
             text = f"{'' if ok else 'Error: '}You made this call before, {answer}. {advice}"
+        self._made.append(call)
         if self._tokenizer.count(text) > self._max_tokens:
             mark = " ..."
             text = self._tokenizer.cut(text, self._max_tokens - self._tokenizer.count(mark))[0] + mark
         return Observation(text, ok)
 
-    def _search_schema(self, query: str, made: Sequence[ToolCall]) -> str:
+    def _search_schema(self, query: str) -> str:
         """A line for each of the best tables, with those of their columns that answer best to the searched words.
 
         A word counts more the fewer tables it fits, and three times as much in the name of a table as in a column's.
@@ -133,7 +132,7 @@ class Toolbox:
             lines.append(f"{_listed([table.name])} ({', '.join(columns)}): matches {reasons}")
         return "\n".join(lines)
 
-    def _get_columns(self, name: str, made: Sequence[ToolCall]) -> str:
+    def _get_columns(self, name: str) -> str:
         """A line per column, with sample values while tokens last: one each before any second one.
 
         Columns that the question or a search touched get theirs first, keys last. Where those get none, the others lose
@@ -152,7 +151,7 @@ class Toolbox:
             some = f"SELECT {cell} FROM {source} WHERE {cell} IS NOT NULL LIMIT {_SAMPLE_ROWS}"
             rows = self.database.execute(f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}").rows
             values.append([_literal(value) for (value,) in rows])
-        searches = [str(call.arguments.get("query")) for call in made if call.name == "search_schema"]
+        searches = [str(call.arguments.get("query")) for call in self._made if call.name == "search_schema"]
         words = {*_words(" ".join([self._question, *searches]))} - {*_words(table.name)}
         touched = [any(_fit(word, column.name) for word in words) for column in table.columns]
         keys = [column.primary_key or column.references is not None for column in table.columns]
@@ -185,7 +184,7 @@ class Toolbox:
             head, lines, lambda n: f"... {_plural(len(lines) - n, 'more column')}" if n < len(lines) else ""
         )[0]
 
-    def _execute_sql(self, sql: str, made: Sequence[ToolCall]) -> str:
+    def _execute_sql(self, sql: str) -> str:
         """Header, rows and their count; cells are shortened where not even one row would fit."""
         try:
             result = self.database.execute(sql)

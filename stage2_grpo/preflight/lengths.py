@@ -85,12 +85,13 @@ def measure(
     databases = {question.id: question.database for question in questions}
 
     @cache
-    def toolbox(database: str) -> Toolbox:
-        return Toolbox(Database(database, sandbox), counter.tokenizer, _NO_LIMIT)
+    def opened(database: str) -> Database:
+        return Database(database, sandbox)
 
     @cache
     def uncut(database: str, name: str, arguments: str) -> int:
-        return counter.tokenizer.count(toolbox(database).run(ToolCall(name, json.loads(arguments))).text)
+        toolbox = Toolbox(opened(database), counter.tokenizer, _NO_LIMIT)  # a fresh one has seen no call before
+        return counter.tokenizer.count(toolbox.run(ToolCall(name, json.loads(arguments))).text)
 
     for row in (row for file in files for row in JsonlTail(file).new_rows()):
         messages: list[Message] = row["messages"]
