@@ -145,7 +145,7 @@ class Draw:
     def phrase(
         self,
         table: Table,
-        kinds: str = "plain own own own two parent parent both grand average",
+        kinds: str = "plain own own own two parent parent both grand average average average",
         without: Sequence[Column] = (),
     ) -> Phrase:
         """A noun phrase about rows of a table, with conditions on them or on rows they refer to."""

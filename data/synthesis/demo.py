@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -29,14 +30,14 @@ def write_database(script: Path, path: Path) -> None:
     partial.replace(path)
 
 
-def demo_questions(config: Config, folder: Path) -> list[Question]:
+def demo_questions(config: Config, folder: Path, scripts: Sequence[Path] = SCRIPTS) -> list[Question]:
     """Build the databases in `folder` and draw their questions.
 
     Raises UserError when a database does not yield as many questions as data.questions_per_database asks for.
     """
     folder.mkdir(exist_ok=True)
     count, taken, questions = config.data.questions_per_database, Taken(), []
-    for script in tqdm(SCRIPTS, desc="making demo databases", unit="database", delay=2):
+    for script in tqdm(scripts, desc="making demo databases", unit="database", delay=2):
         path = folder / f"{script.stem}.sqlite"
         write_database(script, path)
         database, hints = Database(path, config.sandbox), script.with_suffix(".yaml")

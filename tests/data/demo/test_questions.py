@@ -3,6 +3,7 @@
 import datetime
 import re
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -86,7 +87,10 @@ def test_questions_are_sentences(demo: Prepared) -> None:
         assert "  " not in question.question
 
 
-def test_too_many_questions_are_refused_with_the_number_there_are(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("many")
-    with pytest.raises(UserError, match=r"company yields only \d+ of 5000.*lower data.questions_per_database"):
-        demo_questions(settings("data.questions_per_database=5000"), folder)
+def test_too_many_questions_are_refused_with_the_number_there_are(tmp_path: Path) -> None:
+    script = tmp_path / "cats.sql"
+    script.write_text(
+        "CREATE TABLE cats (cat_id INTEGER PRIMARY KEY, color TEXT); INSERT INTO cats VALUES (1, 'a'), (2, 'b');"
+    )
+    with pytest.raises(UserError, match=r"cats yields only \d+ of 110.*lower data.questions_per_database"):
+        demo_questions(settings(), tmp_path / "databases", [script])
