@@ -144,15 +144,15 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     with attempt(run.sft, mark):
         traces, val_traces, counts = make_traces(config, run, base)
         tokenizer = AutoTokenizer.from_pretrained(base)
-        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.sft.max_length)
-        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.sft.max_length)
+        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.agent.context_tokens)
+        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.agent.context_tokens)
         if not examples or not val:
             raise UserError(
-                f"Every trace is longer than sft.max_length ({config.sft.max_length} tokens); raise it or lower "
+                f"Every trace is longer than agent.context_tokens ({config.agent.context_tokens}); raise it or lower "
                 "agent.observation_tokens."
             )
     for split, kept in {"train": examples, "val": val}.items():
-        longer = f", {counts[split]['too_long']} longer than sft.max_length" if counts[split]["too_long"] else ""
+        longer = f", {counts[split]['too_long']} longer than agent.context_tokens" if counts[split]["too_long"] else ""
         print(f"sft: {split}: {len(kept)} traces; {dropped_line(counts[split]['dropped'])}{longer}", flush=True)
     adapter, figures = train(base, examples, val, config, run.sft)
     print(f"sft: merging {adapter.name} and verifying it ...", flush=True)

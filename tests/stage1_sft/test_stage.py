@@ -102,8 +102,8 @@ def test_the_stage_trains_merges_is_skipped_and_repairs_itself(
     shutil.rmtree(merged)
     stage.run(config, run)
     assert (merged / "model.safetensors").exists()
-    with pytest.raises(UserError, match=r"sft\.max_length"):
-        stage.run(_tiny_settings(tmp_path, "sft.max_length=50"), run)
+    with pytest.raises(UserError, match=r"longer than agent\.context_tokens"):
+        stage.run(_tiny_settings(tmp_path, "agent.context_tokens=50"), run)
     assert stage.run(config, run) == merged
     assert "already trained" in capsys.readouterr().out
 
@@ -138,6 +138,6 @@ def _tiny_settings(folder: Path, *overrides: str) -> Config:
     if not model.exists():
         save_tiny_model(model)
     return settings(
-        f"model={model}", f"runs_dir={folder / 'runs'}", "sft.max_length=4096", "sft.batch_size=4", "sft.eval_steps=2",
+        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4", "sft.eval_steps=2",
         "sft.learning_rate=0.01", *overrides,
     )  # fmt: skip

@@ -150,15 +150,12 @@ FAULTS: dict[str, tuple[Callable[[Case], object], str, str]] = {
     "no checkpoint on the way": (
         lambda case: experiment.check_batches(with_settings(case, "grpo.save_every=9")), "warning", "save_every"),
     "prompts too long": (
-        lambda case: experiment.check_context(with_settings(case, "grpo.max_prompt_length=64")), "error", "12 of 12"),
+        lambda case: experiment.check_context(with_settings(case, "agent.context_tokens=64")), "error", "12 of 12"),
     "a context for no turn": (
         lambda case: experiment.check_context(
             with_settings(case, "agent.max_turn_tokens=4000")), "warning", "max_turn_tokens"),
-    "rows that lose their end": (
-        lambda case: experiment.check_context(
-            with_settings(case, "grpo.trajectory_response_length=100")), "warning", "trajectory_response_length is 100"),
     "more context than the model has": (
-        lambda case: experiment.check_context(with_settings(case, "vllm.max_model_len=9000")), "error", "built for 8192"),
+        lambda case: experiment.check_context(with_settings(case, "agent.context_tokens=9000")), "error", "built for 8192"),
     "a gold by chance": (
         lambda case: experiment.check_rewards(with_gold(case, "SELECT random() FROM claims")), "error", "time or chance"),
     "a failing gold": (
