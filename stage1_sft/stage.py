@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.cli.machine import Needs, look, refuse
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.folder import local_path, tool_template
@@ -139,6 +140,7 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     from stage1_sft.merge import merge
     from stage1_sft.train import train
 
+    refuse(look(), Needs(config.profile))  # before the model is fetched
     started = time.monotonic()
     base = resolve(config.model, model_cache(config))
     with attempt(run.sft, mark):

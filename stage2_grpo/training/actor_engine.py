@@ -81,15 +81,14 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
     labels = tokens[row_of, kept[column_of] + 1]
     temperature = torch.as_tensor(batch["temperature"], dtype=torch.float32, device=tokens.device).expand(len(lengths))
 
-    def figures(first: int) -> tuple[Any, Any]:
-        part = slice(first, first + _CHUNK)
-        chunk = logits[row_of[part], column_of[part]].float() / temperature[row_of[part], None]
-        all_log_probs = chunk.log_softmax(-1)
-        chosen = all_log_probs.gather(-1, labels[part, None])[:, 0]
+    def figures(logits: Any, labels: Any, temperature: Any) -> tuple[Any, Any]:
+        all_log_probs = (logits.float() / temperature[:, None]).log_softmax(-1)
         source = all_log_probs if train_entropy else all_log_probs.detach()
-        return chosen, -(source.exp() * source).sum(-1)
+        return all_log_probs.gather(-1, labels[:, None])[:, 0], -(source.exp() * source).sum(-1)
 
-    parts = [checkpoint(figures, first, use_reentrant=False) for first in range(0, len(labels), _CHUNK)]
+    needed = logits[0] if len(lengths) == 1 else logits[row_of, column_of]
+    chunks = zip(*(values.split(_CHUNK) for values in (needed, labels, temperature[row_of])), strict=True)
+    parts = [checkpoint(figures, *chunk, use_reentrant=False) for chunk in chunks]
     where, offsets = (row_of, kept[column_of]), batch["input_ids"].offsets()
     nested = []
     for values in zip(*parts, strict=True):

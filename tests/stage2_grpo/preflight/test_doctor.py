@@ -17,7 +17,7 @@ from shared.cli.machine import Gpu, Machine
 from shared.errors import UserError
 from shared.models.folder import TEMPLATE_FILE
 from shared.records import write_jsonl
-from shared.runs.manifest import finish_stage
+from shared.runs.manifest import finish_stage, read_object, write_json
 from stage2_grpo.preflight import doctor, experiment, installation
 from stage2_grpo.preflight.findings import Case, Finding, found
 from tests.stage2_grpo.checkpoints import checkpoint_folder
@@ -63,6 +63,12 @@ def with_template(case: Case, change: Callable[[str], str]) -> Case:
     assert case.model
     file = case.model / TEMPLATE_FILE
     file.write_text(change(file.read_text()))
+    return case
+
+
+def with_eos(case: Case, file: str, ids: object) -> Case:
+    settings = read_object(case.folder / file)
+    write_json(case.folder / file, {**settings, "eos_token_id": ids})
     return case
 
 
@@ -127,6 +133,9 @@ FAULTS: dict[str, tuple[Callable[[Case], object], str, str]] = {
         lambda case: experiment.check_template(
             with_template(case, lambda text: text.replace("<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "\\n' }}\n    {%- elif message.role == 'tool'"))),
         "warning", "does not end a turn"),
+    "the eos token of a base model": (
+        lambda case: experiment.check_template(with_eos(case, "generation_config.json", [5, 7])),
+        "warning", r"generation_config\.json names the eos token id \[5, 7\]"),
     "a broken template": (
         lambda case: experiment.check_template(with_template(case, lambda text: text + "{% if %}")),
         "error", "cannot be compiled"),
