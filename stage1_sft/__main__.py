@@ -11,6 +11,7 @@ from typing import Any
 from shared.cli.command_line import carry_out, common_parser, resolve, run_main
 from shared.errors import UserError
 from shared.models.folder import adapter_base
+from shared.runs.output_paths import refuse_overwriting
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them
 with LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it stopped.
@@ -46,6 +47,7 @@ def _merge(arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     if args.out.exists():
         raise UserError(f"--out {args.out} already exists; name a new folder.")
+    refuse_overwriting([args.out], [args.adapter])
     base = adapter_base(args.adapter)
     base = args.base or base
     if not base:
@@ -82,6 +84,7 @@ def _convert(arguments: list[str]) -> None:
         )
     if args.out.exists():
         raise UserError(f"--out {args.out} already exists; name a new file.")
+    refuse_overwriting([args.out], [args.traces])
     args.out.parent.mkdir(parents=True, exist_ok=True)
     written = write_jsonl(args.out, convert(traces, args.to))
     left_out = f"; {len(traces) - written} hold a turn that {args.to} cannot leave untrained"

@@ -71,7 +71,7 @@ def load_agent(name: str) -> Agent:
     """The function that grpo.agent names; raises UserError when there is none."""
     module, _, function = name.partition(":")
     try:
-        agent = getattr(importlib.import_module(module), function)
+        agent: Agent = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise UserError(
             f"Setting grpo.agent is {name!r}, which cannot be loaded ({error}); write module:function, and install what the "
