@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.cli import checks, environment
 from shared.cli.command_line import READER_GONE, add_profile, common_parser, resolve, run_main
+from shared.config.device import default_profile
 from shared.errors import UserError
 from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
 
@@ -107,7 +108,7 @@ def evaluate(pipeline: Pipeline, who: str, model: Path) -> dict[str, Any]:
     """Evaluate one model on the test questions of the run; returns the summary."""
     import shared.evaluation.run
 
-    return shared.evaluation.run.evaluate_model(model, pipeline.config, pipeline.run, who)
+    return shared.evaluation.run.evaluate_subject(model, pipeline.config, pipeline.run, who)
 
 
 def command(pipeline: Pipeline, module: str, **variables: str) -> None:
@@ -145,7 +146,6 @@ def base_model(config: Config) -> Path:
 
 def run(args: argparse.Namespace) -> None:
     """The main job: every stage in turn; finished ones say so and are skipped."""
-    from shared.config.load import to_dict
     from shared.processes.owned_process import locked
     from shared.runs.usage import measured
 
@@ -159,7 +159,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.only:
         plan(pipeline)  # refuses wrong paths and a missing agent before anything is moved or made
     with locked(directory.path):
-        write_json(directory.path / "config.json", to_dict(config))
+        write_json(directory.path / "config.json", config.model_dump())
         if args.first:
             print(f"starts anew from {args.first} on; what was finished there is kept as <folder>.old", flush=True)
         for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
@@ -215,7 +215,7 @@ def main() -> None:
     parser, work = COMMANDS.get(name, COMMANDS["run"])
     given = rest if name in COMMANDS else [name, *rest]
     args = parser().parse_args(given)  # refused, or helped, before anything is set up
-    profile, dry_run = args.profile or environment.default_profile(), getattr(args, "dry_run", False)
+    profile, dry_run = args.profile or default_profile(), getattr(args, "dry_run", False)
     environment.enter(ROOT, profile, any_device=dry_run)  # so that a plan for the other device rebuilds nothing
     work(args)
 

@@ -1,4 +1,6 @@
-"""`python -m data`: prepare the questions and databases of a run; `python -m data import` looks at a data set first."""
+"""`python -m data`: prepare the questions and databases of a run; `python -m data import` looks at a data set first,
+`python -m data synthesize` makes questions for a database that has none.
+"""
 
 import sys
 
@@ -11,6 +13,11 @@ def main() -> None:
         from data import importing
 
         importing.main(sys.argv[2:])
+        return
+    if sys.argv[1:2] == ["synthesize"]:
+        from data.synthesis import command
+
+        command.main(sys.argv[2:])
         return
     parser = common_parser(
         "python -m data", "Prepare databases and questions: built-in demo, or a folder in Spider layout."

@@ -20,9 +20,9 @@ from data.sources import BadRowError, Place, Source, SourceRow
 from data.sql_form import gold_key, is_repeatable, question_key
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.reward.execution_match import execution_match, gold_is_ordered
-from shared.reward.ties import Order, order_of
-from shared.reward.trivial import reads_no_data, trivial_query
+from shared.reward.execution_match import execution_match
+from shared.reward.gold_checks import Order, order_of, trivial_query
+from shared.reward.sql_text import gold_is_ordered, tables_read
 from shared.sql.database import Database, QueryResult
 
 SLOW_SECONDS = 1.0
@@ -114,7 +114,7 @@ def _oddities(
         yield "slow", f"{seconds:.1f} s: {sql}"
     if not result.rows:
         yield "empty", sql
-    if reads_no_data(row.gold_sql, database):
+    if not tables_read(row.gold_sql, database):
         yield "constant", sql
     elif len(result.rows) == 1 and len(result.columns) == 1:
         yield "one scalar", f"{result.rows[0][0]!r}: {sql}"

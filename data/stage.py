@@ -17,7 +17,6 @@ from data.questions import EVIDENCE, Loaded, load
 from data.sources import SourceRow, find_source, read_rows
 from data.splits import Splits, leakage_check, make_splits
 from data.sql_form import gold_key, question_key
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import Question, read_questions, write_jsonl
@@ -203,9 +202,7 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
         avoided = {f"avoid {file.name}": file for file in find_source(Path(config.data.avoid)).files}
     return fingerprint(
         version=VERSION,
-        data=to_dict(config.data),
-        sandbox=to_dict(config.sandbox),
-        seed=config.seed,
+        settings=config.part_of("data"),
         folder=str(run.data),
         **({"source": source} if source else {}),
         **avoided,

@@ -38,12 +38,22 @@ class Question:
 class StopReason(enum.StrEnum):
     """Why an episode ended. Infrastructure endings are never rewarded or scored as wrong answers."""
 
-    ANSWERED = "answered"  # the model gave a final answer without a tool call
-    TURN_LIMIT = "turn_limit"  # the last allowed turn still asked for a tool
-    CONTEXT_LIMIT = "context_limit"  # the next prompt would not fit the context window
-    LENGTH = "length"  # the final turn was cut by the token limit of one turn
-    NO_ANSWER = "no_answer"  # the model sent an empty message
-    INFRASTRUCTURE = "infrastructure"  # the endpoint, the sandbox or the machine failed; see `Episode.error`
+    ANSWERED = "answered"
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_LIMIT = "context_limit"
+    LENGTH = "length"
+    NO_ANSWER = "no_answer"
+    INFRASTRUCTURE = "infrastructure"  # see `Episode.error`
+
+
+STOP_MEANING = {
+    StopReason.ANSWERED: "the model gave a final answer without a tool call",
+    StopReason.TURN_LIMIT: "the last allowed turn still asked for a tool",
+    StopReason.CONTEXT_LIMIT: "the next prompt would not fit the context window",
+    StopReason.LENGTH: "the final turn was cut by the token limit of one turn",
+    StopReason.NO_ANSWER: "the model sent an empty message",
+    StopReason.INFRASTRUCTURE: "the endpoint, the sandbox or the machine failed",
+}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.folder import check_model_folder, local_path, tool_template
@@ -179,7 +178,7 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     verified = merge(base, trained.adapter, merged, _probes(val_traces))
     finish_stage(
         run.sft, mark, seconds=time.monotonic() - started, outputs={"model": str(merged), "adapter": str(trained.adapter)},
-        base_model=str(base), counts=counts, figures={**trained.figures, **verified},
+        base_model=str(base), model_setting=config.model, counts=counts, figures={**trained.figures, **verified},
     )  # fmt: skip
 
 
@@ -206,13 +205,12 @@ def _is_finished(run: RunDirectory, mark: str) -> bool:
 def _fingerprint(config: Config, run: RunDirectory) -> str:
     """Hash of all that the model depends on: settings of this stage, tools and limits, data, base model, wording."""
     train, val = (question_file(run, split) for split in ("train", "val"))
+    settings = config.part_of("sft")
+    if not config.teacher.endpoint:
+        del settings["teacher"]
     return fingerprint(
         version=VERSION,
-        sft=to_dict(config.sft),
-        agent=to_dict(config.agent),
-        sandbox=to_dict(config.sandbox),
-        teacher=teacher.shaping(config),
-        seed=config.seed,
+        settings=settings,
         model=_identity(config.model),
         prompt=[SYSTEM_PROMPT, TOOLS, tool_template()],
         train=train,

@@ -11,7 +11,6 @@ misses or contain a wrong query with its real outcome; those assistant messages 
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import re
 from collections import Counter
@@ -69,8 +68,8 @@ def verified(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
     try:
         verify(trace, question, config, tokenizer)
     except TooLong:
-        bare = dataclasses.replace(config.sft, wrong_turn_share=0.0, search_miss_share=0.0, parallel_share=1.0)
-        trace = build(question, dataclasses.replace(config, sft=bare), tokenizer, thought_share=0.0)
+        bare = config.sft.model_copy(update={"wrong_turn_share": 0.0, "search_miss_share": 0.0, "parallel_share": 1.0})
+        trace = build(question, config.model_copy(update={"sft": bare}), tokenizer, thought_share=0.0)
         verify(trace, question, config, tokenizer)
     return trace
 

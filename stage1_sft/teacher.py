@@ -21,7 +21,6 @@ from shared.agent.chat_client import API_KEY, ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
 from shared.agent.tools import Toolbox
-from shared.config.load import to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.run import play_all
@@ -73,19 +72,9 @@ def bill_line(bill: dict[str, Any]) -> str:
     )
 
 
-def shaping(config: Config) -> dict[str, Any] | None:
-    """The settings that shape what is taught, not how fast it is asked for and what that costs; None without a teacher."""
-    apart = ("concurrency", "prompt_price", "completion_price")
-    return {k: v for k, v in to_dict(config.teacher).items() if k not in apart} if config.teacher.endpoint else None
-
-
 def lesson_file(config: Config, run: RunDirectory) -> Path:
     """Where the episodes of this teacher are kept: one file for each teacher, temperature, prompt and set of limits."""
-    teacher = config.teacher
-    mark = fingerprint(
-        model=[teacher.endpoint, teacher.model, teacher.temperature], prompt=[SYSTEM_PROMPT, TOOLS],
-        agent=to_dict(config.agent), sandbox=to_dict(config.sandbox),
-    )  # fmt: skip
+    mark = fingerprint(settings=config.part_of("teacher"), prompt=[SYSTEM_PROMPT, TOOLS])
     return run.path / f"teacher-{mark[:12]}.jsonl"
 
 

@@ -16,7 +16,8 @@ from shared.agent.tools import Toolbox
 from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
 from shared.records import Message, Question, ToolCall
-from shared.reward.execution_match import execution_match, gold_is_ordered
+from shared.reward.execution_match import execution_match
+from shared.reward.sql_text import gold_is_ordered
 from shared.sql.database import Database, SqlError
 from shared.tool_calls import parse_hermes, render_turn
 

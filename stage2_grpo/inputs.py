@@ -35,6 +35,30 @@ def newest_stage1(run: RunDirectory) -> str:
     raise UserError("Stage 2 has no checkpoint to start from: run `python -m stage1_sft` first, or set SFT_MODEL_PATH.")
 
 
+def planned_model(config: Config, run: RunDirectory) -> tuple[Path, bool]:
+    """What the settings name and is there: the checkpoint of this run (True), else its base model (False).
+
+    Unlike `starting_model` never another run's checkpoint, nor one of another base model. Raises UserError for neither.
+    """
+    manifest = runs.read_manifest(run.sft)
+    made_here = manifest is not None and manifest.get("model_setting", config.model) == config.model
+    if os.environ.get("SFT_MODEL_PATH") or config.grpo.model or made_here:
+        return starting_model(config, run), True
+    for folder in (local_path(config.model), runs.model_cache(config) / config.model):
+        if folder.is_dir():
+            return folder.resolve(), False
+
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(config.model, local_files_only=True)), False
+    except (OSError, ValueError):  # not in the hub's cache; no hub id
+        raise UserError(
+            f"{run.sft} holds no checkpoint of {config.model} yet, and the model is not on this machine either; run "
+            "`python -m stage1_sft`, which fetches it, or name a folder."
+        ) from None
+
+
 def refuse_missing_agent(config: Config) -> None:
     """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
     if config.grpo.agent and not config.grpo.gateway_url:

@@ -1,7 +1,7 @@
 """Stage 2: GRPO from the stage-1 checkpoint, through Agent Lightning, VERL and vLLM, to a plain Hugging Face folder.
 
 model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → quick checks, reward self-test, readiness gate → gateway +
-controller + trainer → one line per step, tripwires, the best checkpoint kept → export, verified → manifest
+controller + trainer → one line per step, tripwires, the best checkpoint kept → verified export → manifest
 """
 
 from __future__ import annotations
@@ -21,22 +21,13 @@ from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward.reward import self_test
 from shared.runs import manifest as runs
 from shared.runs.manifest import RunDirectory, question_file
-from stage2_grpo.checkpoints import resume
+from stage2_grpo.checkpoints import files, resume
 from stage2_grpo.checkpoints.export import export
-from stage2_grpo.checkpoints.files import (
-    PROBE_FILE,
-    clear_remains,
-    newest_step,
-    prune,
-    rewind,
-    saved_steps,
-    step_folder,
-)
 from stage2_grpo.inputs import refuse_missing_agent, starting_model, total_steps
 from stage2_grpo.monitoring.server_watch import ServerWatch
-from stage2_grpo.monitoring.step_log import follow, settle
+from stage2_grpo.monitoring.step_log import reconcile_logs, stream_steps
 from stage2_grpo.monitoring.tripwires import Row, Trip, best_step, kept_steps, tripped, validations_since_best
-from stage2_grpo.preflight.doctor.command import before_run
+from stage2_grpo.preflight.doctor import before_run
 from stage2_grpo.preflight.gate import training_questions
 from stage2_grpo.services import gateway_and_controller, trainer
 
@@ -62,42 +53,62 @@ def run(config: Config, run: RunDirectory) -> Path:
     resume.begin(run.grpo, inputs, config.safety.changed)  # last: a refusal leaves a finished run in its place
     write_jsonl(run.grpo / "train.jsonl", kept)
     train_policy(config, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
-    return conclude(config, run, model, inputs, started)
+    return export_and_finish(config, run, model, inputs, started)
 
 
 def run_export(config: Config, run: RunDirectory) -> Path:
-    """Finish the stage with what an interrupted or stopped run has saved, and throw nothing away.
+    """Finish the stage with the steps that an interrupted or stopped run has saved, without discarding any.
 
     Raises UserError when nothing is saved or the run is finished.
     """
-    if runs.read_manifest(run.grpo) or not newest_step(run.grpo / "checkpoints"):
+    if runs.read_manifest(run.grpo) or not files.newest_step(run.grpo / "checkpoints"):
         raise UserError(f"{run.grpo} holds no unfinished run with a saved step; there is nothing to export.")
     if config.safety.changed == "restart":
         raise UserError(
-            "Setting safety.changed is restart, which throws away what a changed run has saved, and an export is about just "
-            "that; give --set safety.changed=continue."
+            "Setting safety.changed is restart, which would throw away the saved steps that this export needs; give "
+            "--set safety.changed=continue."
         )
     model = starting_model(config, run)
     inputs = resume.stage_inputs(config, model, question_file(run, "train"), question_file(run, "val"))
     resume.begin(run.grpo, inputs, config.safety.changed)
-    settle(config, run.grpo, newest_step(run.grpo / "checkpoints"))
-    return conclude(config, run, model, inputs, time.monotonic())
+    reconcile_logs(config, run.grpo, files.newest_step(run.grpo / "checkpoints"))
+    return export_and_finish(config, run, model, inputs, time.monotonic())
 
 
-def conclude(config: Config, run: RunDirectory, model: Path, inputs: Mapping[str, Any], started: float) -> Path:
-    """Export the best saved step and write the manifest."""
-    step, figures = export_policy(config, run.grpo, model)
-    outputs, seconds = {"model": str(run.grpo / "model")}, time.monotonic() - started
-    mark = runs.fingerprint(**inputs)
-    runs.finish_stage(
-        run.grpo, mark, seconds=seconds, outputs=outputs, start_model=str(model), steps=step, export=figures
+def export_and_finish(
+    config: Config, run: RunDirectory, model: Path, inputs: Mapping[str, Any], started: float
+) -> Path:
+    """Merge the best checkpoint by validation, else the newest, into `<grpo>/model`, and write the manifest."""
+    checkpoints, target = run.grpo / "checkpoints", run.grpo / "model"
+    saved = files.saved_steps(checkpoints)
+    best = best_step(JsonlTail(run.grpo / "metrics.jsonl").new_rows(), saved)
+    step = saved[-1] if best is None else best
+    print(f"grpo: exporting step {step}, the {'newest' if best is None else 'best by validation'} of {saved}")
+    checkpoint, grpo = files.step_folder(checkpoints, step), config.grpo
+    figures = export(
+        checkpoint / "actor",
+        model,
+        target,
+        lora_rank=grpo.lora_rank,
+        lora_alpha=grpo.lora_alpha,
+        seed=config.seed,
+        probe=checkpoint / files.PROBE_FILE,
     )
-    print(f"GRPO_MODEL_PATH={run.grpo / 'model'}")
-    return run.grpo / "model"
+    runs.finish_stage(
+        run.grpo,
+        runs.fingerprint(**inputs),
+        seconds=time.monotonic() - started,
+        outputs={"model": str(target)},
+        start_model=str(model),
+        steps=step,
+        export=figures,
+    )
+    print(f"GRPO_MODEL_PATH={target}")
+    return target
 
 
 def refuse_nothing_to_train(adopted: int, total: int) -> None:
-    """Changed settings that end before the step from which the run would go on are a mistake, not a finished run."""
+    """Raise UserError when changed settings end before the step that the run resumes from."""
     if adopted and adopted >= total:
         raise UserError(
             f"No step is left to train: step {adopted} is saved and the changed settings make {total} steps; raise "
@@ -106,12 +117,12 @@ def refuse_nothing_to_train(adopted: int, total: int) -> None:
 
 
 def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Path, Path], total: int) -> None:
-    """Run the trainer until its last step is saved or validation no longer improves; nothing to do when that is so."""
+    """Run the trainer until its last step is saved or validation stops improving. Does nothing if that is so already."""
     checkpoints = folder / "checkpoints"
-    done = newest_step(checkpoints)
+    done = files.newest_step(checkpoints)
     trip: Trip | None = None
-    clear_remains(checkpoints)
-    rows = settle(config, folder, done)
+    files.clear_remains(checkpoints)
+    rows = reconcile_logs(config, folder, done)
     if done >= total or out_of_patience(config, rows):
         return
     if done:
@@ -121,8 +132,8 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
         gateway_and_controller(config, model, folder) as rollouts,
         trainer(config, folder, rollouts, questions) as process,
     ):
-        for row in follow(config, folder, process, done, total):
-            reached = newest_step(checkpoints)
+        for row in stream_steps(config, folder, process, done, total):
+            reached = files.newest_step(checkpoints)
             rollouts.check(next_command(reached))
             if reached < total:  # else the servers end with the trainer
                 servers.check(next_command(reached))
@@ -131,21 +142,21 @@ def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Pat
             rows.append(row)
             if trip := tripped(rows, config.safety):
                 break
-            prune(checkpoints, kept_steps(rows, saved_steps(checkpoints), config))
+            files.prune(checkpoints, kept_steps(rows, files.saved_steps(checkpoints), config))
             if out_of_patience(config, rows):
                 return
         status = 0 if trip else process.wait()
     if trip:
-        raise UserError(f"Stopped after step {rows[-1]['step']}: {go_back(checkpoints, trip)}")
-    reached = newest_step(checkpoints)
+        raise UserError(f"Stopped after step {rows[-1]['step']}: {roll_back(checkpoints, trip)}")
+    reached = files.newest_step(checkpoints)
     if status or reached < total:
         raise UserError(failure(folder / "logs" / "trainer.log", status, reached, total))
 
 
-def go_back(checkpoints: Path, trip: Trip) -> str:
-    """Make the last checkpoint from before the fault the newest one; the sentence for the user. The trainer has ended."""
-    good = max((step for step in saved_steps(checkpoints) if step < trip.since), default=0)
-    rewind(checkpoints, good)
+def roll_back(checkpoints: Path, trip: Trip) -> str:
+    """Make the last good checkpoint the newest one; returns the sentence for the user. The trainer has ended."""
+    good = max((step for step in files.saved_steps(checkpoints) if step < trip.since), default=0)
+    files.rewind(checkpoints, good)
     if not good:
         return f"{trip.sentence}. No checkpoint is older than the fault: run again with such a change, it starts anew."
     return (
@@ -164,26 +175,8 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
     return True
 
 
-def export_policy(config: Config, folder: Path, model: Path) -> tuple[int, dict[str, float]]:
-    """Merge the best checkpoint by validation, else the newest, into `<folder>/model`; its step and how it verified."""
-    saved, rows = saved_steps(folder / "checkpoints"), JsonlTail(folder / "metrics.jsonl").new_rows()
-    best = best_step(rows, saved)
-    step = saved[-1] if best is None else best
-    print(f"grpo: exporting step {step}, the {'newest' if best is None else 'best by validation'} of {saved}")
-    checkpoint = step_folder(folder / "checkpoints", step)
-    figures = export(
-        checkpoint / "actor",
-        model,
-        folder / "model",
-        lora_rank=config.grpo.lora_rank,
-        lora_alpha=config.grpo.lora_alpha,
-        probe=checkpoint / PROBE_FILE,
-    )
-    return step, figures
-
-
 def failure(log: Path, status: int, reached: int, total: int) -> str:
-    """One sentence on why the trainer ended early: the guard's own words, else its death, else the last error in its log."""
+    """One sentence on why the trainer ended early: the weight guard's, else its death, else the last error in its log."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [
@@ -204,13 +197,14 @@ def failure(log: Path, status: int, reached: int, total: int) -> str:
 
 
 def next_command(reached: int) -> str:
-    """What the user is told when trainer, vLLM, gateway or controller has died; `reached` is the last saved step."""
+    """What to do after trainer, vLLM, gateway or controller has died; `reached` is the last saved step."""
     return f"the same command {f'continues after step {reached}' if reached else 'begins again with step 1'}"
 
 
 def plan_export(config: Config, run: RunDirectory) -> list[str]:
     """What `run_export` would do, for --dry-run."""
-    return [f"grpo: export the best of the saved steps {saved_steps(run.grpo / 'checkpoints')} to {run.grpo / 'model'}"]
+    saved = files.saved_steps(run.grpo / "checkpoints")
+    return [f"grpo: export the best of the saved steps {saved} to {run.grpo / 'model'}"]
 
 
 def plan(config: Config, run: RunDirectory) -> list[str]:

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from shared.config.schema import PROFILES
+from shared.config.device import PROFILES
 
 REPO = Path(__file__).resolve().parents[1]
-FOLDERS = ("tests.bench", "data", "shared", "stage1_sft", "stage2_grpo")
+FOLDERS = ("tests/bench", "data", "shared", "stage1_sft", "stage2_grpo")
 
 
 def named() -> Iterator[str]:

@@ -109,7 +109,7 @@ def test_from_forgets_that_stage_and_all_later_ones(options: list[str], director
         begin_stage(folder, "x")
         finish_stage(folder, "x", seconds=1, outputs={"model": "/nowhere"})
     (spider / "dev.json").unlink()
-    with pytest.raises(UserError, match="holds neither"):  # the data stage, which is first in line, cannot run
+    with pytest.raises(UserError, match="holds no question file"):  # the data stage, which is first in line, cannot run
         run([*options, "--from", "sft"])
     assert directory.evaluation("base").exists()
     assert not directory.sft.exists()

@@ -119,8 +119,8 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
     usage = read_usage(directory)
     assert all(usage[stage]["complete"] for stage in run_pipeline.STAGES if stage != "report")
     facts = json.loads((directory.report / "report.json").read_text())
-    assert [model["who"] for model in facts["models"]] == ["base", "sft", "grpo"]
-    assert {model["all"]["n"] for model in facts["models"]} == {4}
+    assert [model["name"] for model in facts["models"]] == ["base", "sft", "grpo"]
+    assert {model["summary"]["n"] for model in facts["models"]} == {4}
     _check_grpo(directory)
 
     finished = {stage: read_manifest(run_pipeline.folder(stage, directory)) for stage in KILLED}

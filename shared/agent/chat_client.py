@@ -2,7 +2,7 @@
 
 The client retries what can pass (lost connections, 5xx, a gateway that is paused for a weight update) and gives every
 other failure a name: `ContextOverflow` is the episode's own doing, `InfrastructureError` is nobody's answer.
-Answers are taken whole; streaming is not supported (the gateway refuses it).
+Answers are taken whole; the gateway refuses streams.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import random
 import re
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,12 +24,11 @@ from shared.records import Message, ToolCall
 from shared.tool_calls import is_encodable
 
 API_KEY = "FIRSTCALL_API_KEY"  # environment variable with the key of an endpoint that a user names
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _RETRIED = (408, 409, 429)
 _FIRST_DELAY_SECONDS = 0.5
 _MAX_DELAY_SECONDS = 8.0
 _MAX_RETRY_AFTER_SECONDS = 60.0
-_REACH_SECONDS = 10.0
 _CONTEXT = re.compile(r"context length|context window|maximum model length|max_model_len", re.IGNORECASE)
 
 
@@ -55,7 +54,7 @@ class Completion:
     completion_tokens: int
 
 
-class ChatClient:
+class ChatClient(AsyncExitStack):
     """Async context manager around one endpoint; any number of `complete` calls may run at once.
 
     `base_url` ends in `/v1`. `model="auto"` suits gateways, which choose the model, and servers of a single model.
@@ -73,6 +72,7 @@ class ChatClient:
         *,
         return_token_ids: bool = True,
     ) -> None:
+        super().__init__()
         self.base_url = base_url
         self._model = model
         self._timeout_seconds = timeout_seconds
@@ -83,51 +83,42 @@ class ChatClient:
             headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
             timeout=timeout_seconds,
             limits=httpx.Limits(max_connections=None),
-            trust_env=urlsplit(base_url).hostname
-            not in _LOOPBACK,  # a proxy from the environment cannot reach loopback
+            trust_env=urlsplit(base_url).hostname not in LOOPBACK,  # a proxy from the environment can't reach loopback
             verify=base_url.startswith("https:"),  # loading certificates takes longer than many an episode's turn
         )
-
-    async def __aenter__(self) -> ChatClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.aclose()
-
-    async def reach(self) -> None:
-        """Raise InfrastructureError when nobody answers at the address; whatever is answered will do. Costs one request."""
-        try:
-            await self._http.get("models", timeout=_REACH_SECONDS)
-        except httpx.RequestError as error:
-            raise InfrastructureError(f"{self.base_url} cannot be reached ({type(error).__name__}: {error})") from error
+        self.push_async_callback(self._http.aclose)
 
     async def complete(
-        self, messages: Sequence[Message], *, tools: Sequence[dict[str, Any]], max_tokens: int, temperature: float
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[dict[str, Any]],
+        max_tokens: int,
+        temperature: float | None,
     ) -> Completion:
         """The next assistant turn. Raises ContextOverflow or InfrastructureError."""
         body: dict[str, Any] = {
             "model": self._model,
             "messages": list(messages),
             "max_tokens": max_tokens,
-            "temperature": temperature,
         }
+        if temperature is not None:
+            body["temperature"] = temperature
         if tools:
             body["tools"] = list(tools)
         if self._return_token_ids:
             body["return_token_ids"] = True
-        answer = await self._post(body)
+        response = await self._post(body)
         try:
-            return read_completion(answer)
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
-            raise InfrastructureError(f"{self.base_url} sent no chat completion: {str(answer)[:200]}") from error
+            return read_completion(response.json())
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise InfrastructureError(f"{self.base_url} sent no chat completion: {response.text[:200]}") from error
 
-    async def _post(self, body: dict[str, Any]) -> Any:
-        failures = 0
-        deadline = time.monotonic() + self._timeout_seconds
+    async def _post(self, body: dict[str, Any]) -> httpx.Response:
+        """Send a request until it succeeds. A 429 before the deadline does not count as a failure."""
+        failures, deadline = 0, time.monotonic() + self._timeout_seconds
         while failures <= self._max_retries:
-            delay, asked_to_wait = None, False
+            delay, is_paused = None, False
             try:
                 async with asyncio.timeout(self._timeout_seconds):  # httpx would bound each read alone
                     response = await self._http.post("chat/completions", json=body, timeout=None)
@@ -137,42 +128,40 @@ class ChatClient:
                 problem = f"{type(error).__name__}: {error}"
             else:
                 if response.is_success:
-                    return _json(response)
-                if await self._mended(body, response):
+                    return response
+                if await self._mend(body, response):
                     continue
-                self._raise_if_final(response)
-                problem, delay = _describe(response), _retry_after(response)
-                asked_to_wait = response.status_code == 429 and time.monotonic() < deadline
-            failures += not asked_to_wait
-            await asyncio.sleep(_backoff(failures) if delay is None else delay)
+                status = response.status_code
+                problem = f"status {status}: {' '.join(response.text.split())[:300]}"
+                if overflows_context(status, response.text):
+                    raise ContextOverflow(problem)
+                if status < 500 and status not in _RETRIED:
+                    raise InfrastructureError(f"{self.base_url} refused the request: {problem}")
+                is_paused = status == 429 and time.monotonic() < deadline
+                wish = response.headers.get("Retry-After", "")
+                if re.fullmatch(r"\d+(\.\d+)?", wish):  # in seconds; it may also be a date
+                    delay = min(float(wish), _MAX_RETRY_AFTER_SECONDS)
+            failures += not is_paused
+            if delay is None:
+                backoff = _FIRST_DELAY_SECONDS * 2 ** max(0, failures - 1)
+                delay = min(backoff, _MAX_DELAY_SECONDS) * random.uniform(0.75, 1.25)
+            await asyncio.sleep(delay)
         raise InfrastructureError(f"{self.base_url} failed {failures} times, last with {problem}")
 
-    async def _mended(self, body: dict[str, Any], response: httpx.Response) -> bool:
+    async def _mend(self, body: dict[str, Any], response: httpx.Response) -> bool:
         """Change a request that was refused for its form; True when it is worth sending again."""
-        if response.status_code == 404 and body["model"] == "auto" and await self._find_model():
-            body["model"] = self._model
-            return True
+        if response.status_code == 404 and body["model"] == "auto":  # a plain server; ask which model it serves
+            try:
+                models = await self._http.get("models")
+                self._model = body["model"] = str(models.json()["data"][0]["id"])
+            except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
+                return False
+            return self._model != "auto"
         if response.status_code in (400, 422) and "return_token_ids" in body and "return_token_ids" in response.text:
             del body["return_token_ids"]
             self._return_token_ids = False
             return True
         return False
-
-    def _raise_if_final(self, response: httpx.Response) -> None:
-        status = response.status_code
-        if overflows_context(status, response.text):
-            raise ContextOverflow(_describe(response))
-        if status < 500 and status not in _RETRIED:
-            raise InfrastructureError(f"{self.base_url} refused the request: {_describe(response)}")
-
-    async def _find_model(self) -> bool:
-        """Ask a plain server which model it serves; False when it does not tell."""
-        try:
-            response = await self._http.get("models")
-            self._model = str(response.json()["data"][0]["id"])
-        except (httpx.RequestError, ValueError, KeyError, IndexError, TypeError):
-            return False
-        return self._model != "auto"
 
 
 def overflows_context(status: int, text: str) -> bool:
@@ -181,53 +170,31 @@ def overflows_context(status: int, text: str) -> bool:
 
 
 def read_completion(answer: Any) -> Completion:
-    """A decoded response body; raises KeyError, IndexError, TypeError or AttributeError when it is no chat completion."""
+    """A decoded response body; raises KeyError, IndexError, TypeError or AttributeError if it is no chat completion."""
     choice = answer["choices"][0]
     message = choice["message"]
-    read = [_call(item["function"]) for item in message.get("tool_calls") or ()]
+    calls, errors = [], []
+    for function in (item["function"] for item in message.get("tool_calls") or ()):
+        name, arguments = function["name"], function.get("arguments") or {}
+        problem = "not a JSON object of encodable text"
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments, strict=False)
+            except (ValueError, RecursionError) as error:
+                arguments, problem = None, f"not valid JSON ({error})"
+        if isinstance(arguments, dict) and is_encodable(ToolCall(name, arguments)):
+            calls.append(ToolCall(name, arguments))
+        else:
+            errors.append(f"The arguments of {name} are {problem}; send one JSON object.")
     prompt_ids, token_ids = answer.get("prompt_token_ids"), choice.get("token_ids")
     usage = answer.get("usage") or {"prompt_tokens": len(prompt_ids), "completion_tokens": len(token_ids)}
     return Completion(
         content=message.get("content") or "",
-        calls=tuple(call for call in read if isinstance(call, ToolCall)),
-        call_errors=tuple(error for error in read if isinstance(error, str)),
+        calls=tuple(calls),
+        call_errors=tuple(errors),
         finish_reason=choice.get("finish_reason") or "stop",
         prompt_ids=prompt_ids,
         token_ids=token_ids,
         prompt_tokens=usage["prompt_tokens"],
         completion_tokens=usage["completion_tokens"],
     )
-
-
-def _call(function: dict[str, Any]) -> ToolCall | str:
-    name, arguments = function["name"], function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments, strict=False)
-        except (ValueError, RecursionError) as error:
-            return f"The arguments of {name} are not valid JSON ({error}); send one JSON object."
-    if not isinstance(arguments, dict) or not is_encodable(ToolCall(name, arguments)):
-        return f"The arguments of {name} are not a JSON object of encodable text; send one JSON object."
-    return ToolCall(name, arguments)
-
-
-def _json(response: httpx.Response) -> Any:
-    try:
-        return response.json()
-    except ValueError as error:
-        raise InfrastructureError(f"{response.url} sent no JSON: {response.text[:200]}") from error
-
-
-def _describe(response: httpx.Response) -> str:
-    return f"status {response.status_code}: {' '.join(response.text.split())[:300]}"
-
-
-def _retry_after(response: httpx.Response) -> float | None:
-    """Seconds the endpoint asks to wait, if it says so in seconds."""
-    text = response.headers.get("Retry-After", "")
-    return min(float(text), _MAX_RETRY_AFTER_SECONDS) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-
-
-def _backoff(failures: int) -> float:
-    delay = min(_FIRST_DELAY_SECONDS * 2 ** max(0, failures - 1), _MAX_DELAY_SECONDS)
-    return delay * random.uniform(0.75, 1.25)

@@ -1,7 +1,7 @@
 """The agent: one question, turns of model and tools, one named ending. The only loop over turns in the pipeline.
 
-Everything that plays an episode (RL, evaluation, serving) calls `run_episode` with another endpoint. `TurnReader`, `ending`
-and `submission` say what a conversation amounts to; an agent that somebody else wrote is read by them, too.
+Everything that plays an episode (RL, evaluation, a teacher) calls `run_episode` with another endpoint. `TurnReader`,
+`ending` and `submission` read a conversation; they also read those of an agent that somebody else wrote.
 What the model says is never an error here: calls that cannot be read or run come back to it as tool messages. The
 conversation only ever grows at its end, so each prompt starts with the previous prompt and answer, token for token, as
 long as the model writes calls the way the chat template does.
@@ -14,7 +14,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from shared.agent.chat_client import ChatClient, Completion, ContextOverflow, InfrastructureError
@@ -43,27 +43,81 @@ async def run_episode(
     chat: ChatClient,
     tokenizer: Tokenizer,
     limits: AgentConfig,
-    temperature: float,
+    temperature: float | None,
 ) -> Episode:
-    """Play one episode. A failing endpoint or a damaged database is an ending (`INFRASTRUCTURE`), not an exception."""
-    start = time.monotonic()
-    run = _Run(question, toolbox, chat, tokenizer, limits)
-    error = ""
+    """Play one episode; with `temperature` None the server chooses.
+
+    A failing endpoint or a damaged database is an ending (`INFRASTRUCTURE`), not an exception.
+    """
+    start, error, stop = time.monotonic(), "", None
+    messages, turns, reader = opening_messages(question.question), list[Turn](), TurnReader(tokenizer)
+
+    def most_tokens(new: Sequence[Message]) -> int:
+        return sum(tokenizer.count(message["content"]) + tokenizer.count(_MARKUP) for message in new)
+
+    prompt_tokens = _TEMPLATE_TOKENS + tokenizer.count(json.dumps(TOOLS)) + most_tokens(messages)  # of the next prompt
     try:
-        stop = await run.play(temperature)
+        while stop is None:
+            room = limits.context_tokens - prompt_tokens
+            if room < _MIN_ROOM:
+                raise ContextOverflow
+            max_tokens = min(limits.max_turn_tokens, room)
+            completion = await chat.complete(messages, tools=TOOLS, max_tokens=max_tokens, temperature=temperature)
+            turn = reader.read(completion)
+            turns.append(turn)
+            message: Message = {"role": "assistant", "content": turn.content}
+            if turn.calls:
+                message["tool_calls"] = [
+                    encode_call(call, f"call_{len(turns)}_{i}") for i, call in enumerate(turn.calls)
+                ]
+            messages.append(message)
+            stop = ending(turn, completion.finish_reason, is_last=len(turns) >= limits.max_turns)
+            if stop is StopReason.LENGTH and room < limits.max_turn_tokens:
+                stop = StopReason.CONTEXT_LIMIT
+            if stop is None:
+                observations = [await asyncio.to_thread(toolbox.run, call) for call in turn.calls]
+                for problem in turn.malformed:
+                    text, _ = tokenizer.cut(f"Error: {problem}", limits.observation_tokens)
+                    observations.append(Observation(text, ok=False))
+                texts, ok = tuple(one.text for one in observations), tuple(one.ok for one in observations)
+                turns[-1] = dataclasses.replace(turn, observations=texts, ok=ok)
+                answers: list[Message] = [
+                    {"role": "tool", "tool_call_id": f"call_{len(turns)}_{i}", "content": text}
+                    for i, text in enumerate(texts)
+                ]
+                messages += answers
+                prompt_tokens = turn.prompt_tokens + turn.completion_tokens + most_tokens(answers)
     except ContextOverflow:
         stop = StopReason.CONTEXT_LIMIT
     except (InfrastructureError, SandboxError, UserError, OSError) as failure:
         stop, error = StopReason.INFRASTRUCTURE, f"{type(failure).__name__}: {failure}"
     return Episode(
         question_id=question.id,
-        turns=tuple(run.turns),
+        turns=tuple(turns),
         stop=stop,
-        submitted_sql=submission(stop, run.turns, run.last_sql),
-        messages=run.messages,
+        submitted_sql=submission(stop, turns),
+        messages=messages,
         error=error,
         seconds=time.monotonic() - start,
     )
+
+
+def ending(turn: Turn, finish_reason: str, *, is_last: bool) -> StopReason | None:
+    """How the episode ends with this turn; None when tools have to answer it."""
+    if finish_reason == "length" and not turn.calls:
+        return StopReason.LENGTH
+    if turn.calls or turn.malformed:
+        return StopReason.TURN_LIMIT if is_last else None
+    return StopReason.ANSWERED if turn.content.strip() else StopReason.NO_ANSWER
+
+
+def submission(stop: StopReason, turns: Sequence[Turn]) -> str | None:
+    """The last ```sql block of a final answer, else the last query that ran."""
+    if stop is StopReason.ANSWERED and (block := submitted_block(turns[-1].content)):
+        return block
+    ran = [call for turn in turns for call, ok in zip(turn.calls, turn.ok, strict=False) if ok]
+    queries: list[str] = [call.arguments["sql"] for call in ran if call.name == "execute_sql"]
+    return queries[-1] if queries else None
 
 
 def submitted_block(answer: str) -> str | None:
@@ -76,71 +130,6 @@ def encode_call(call: ToolCall, call_id: str) -> dict[str, Any]:
     """A call as it stands in the `tool_calls` of an assistant message."""
     arguments = json.dumps(call.arguments, ensure_ascii=False)
     return {"id": call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
-
-
-class _Run:
-    """State of one episode: the conversation, the turns so far, and what the token limits need."""
-
-    def __init__(
-        self, question: Question, toolbox: Toolbox, chat: ChatClient, tokenizer: Tokenizer, limits: AgentConfig
-    ) -> None:
-        self.messages = opening_messages(question.question)
-        self.turns: list[Turn] = []
-        self._toolbox = toolbox
-        self._chat = chat
-        self._tokenizer = tokenizer
-        self._limits = limits
-        self.last_sql: str | None = None
-        self._reader = TurnReader(tokenizer)
-        self._markup_tokens = tokenizer.count(_MARKUP)
-        self._next_prompt_tokens = (
-            _TEMPLATE_TOKENS
-            + tokenizer.count(json.dumps(TOOLS))
-            + self._tokens(message["content"] for message in self.messages)
-        )
-
-    async def play(self, temperature: float) -> StopReason:
-        """Turn after turn until one is the last."""
-        while True:
-            room = self._limits.context_tokens - self._next_prompt_tokens
-            if room < _MIN_ROOM:
-                return StopReason.CONTEXT_LIMIT
-            max_tokens = min(self._limits.max_turn_tokens, room)
-            completion = await self._chat.complete(
-                self.messages, tools=TOOLS, max_tokens=max_tokens, temperature=temperature
-            )
-            turn = self._reader.read(completion)
-            self.turns.append(turn)
-            self.messages.append(_assistant_message(turn, len(self.turns)))
-            stop = ending(turn, completion.finish_reason, is_last=len(self.turns) >= self._limits.max_turns)
-            if stop is StopReason.LENGTH and room < self._limits.max_turn_tokens:
-                return StopReason.CONTEXT_LIMIT
-            if stop:
-                return stop
-            await self._observe(turn)
-
-    async def _observe(self, turn: Turn) -> None:
-        """Run the turn's calls in order and answer them, then each malformed one with what is wrong with it."""
-        observations = []
-        for call in turn.calls:
-            observation = await asyncio.to_thread(self._toolbox.run, call)
-            if call.name == "execute_sql" and observation.ok:
-                self.last_sql = call.arguments["sql"]
-            observations.append(observation)
-        cut = self._limits.observation_tokens
-        observations += [Observation(self._tokenizer.cut(f"Error: {p}", cut)[0], ok=False) for p in turn.malformed]
-        texts = [observation.text for observation in observations]
-        ok = tuple(observation.ok for observation in observations)
-        self.turns[-1] = dataclasses.replace(turn, observations=tuple(texts), ok=ok)
-        self.messages += [
-            {"role": "tool", "tool_call_id": _call_id(len(self.turns), i), "content": text}
-            for i, text in enumerate(texts)
-        ]
-        self._next_prompt_tokens = turn.prompt_tokens + turn.completion_tokens + self._tokens(texts)
-
-    def _tokens(self, texts: Iterable[str]) -> int:
-        """At most, of the messages with these texts."""
-        return sum(self._tokenizer.count(text) + self._markup_tokens for text in texts)
 
 
 class TurnReader:
@@ -156,7 +145,11 @@ class TurnReader:
         The server's calls win; where it found none, ours count (plain endpoints, servers with the stock parser). Where
         both agree, our content is the exact one: stock parsers leave or drop white space next to a call.
         """
-        text = None if completion.token_ids is None else self._text(completion.token_ids)
+        text, prompt, answer, seen = None, completion.prompt_ids, completion.token_ids, self._seen_ids
+        if answer is not None:
+            # Special tokens stay, as `<tool_call>` is one in some vocabularies; only marks at the end are removed.
+            text = _END_OF_TURN.sub("", self._tokenizer.decode(answer, skip_special=False))
+        self._seen_ids = None if prompt is None or answer is None else [*prompt, *answer]
         own = parse(completion.content if text is None else text, TOOLS)
         agreed = not completion.calls or own.calls == completion.calls
         return Turn(
@@ -169,41 +162,5 @@ class TurnReader:
             hermes_calls=None if text is None else len(parse_hermes(text).calls),
             prompt_tokens=completion.prompt_tokens,
             completion_tokens=completion.completion_tokens,
-            merged=self._merged(completion),
+            merged=None if seen is None or prompt is None else prompt[: len(seen)] == seen,
         )
-
-    def _text(self, token_ids: list[int]) -> str:
-        """The model's own text; only marks at its end go, for in some vocabularies `<tool_call>` is special as well."""
-        return _END_OF_TURN.sub("", self._tokenizer.decode(token_ids, skip_special=False))
-
-    def _merged(self, completion: Completion) -> bool | None:
-        """Whether this prompt continues the last prompt and answer token for token; remembers it for the next turn."""
-        seen, prompt, answer = self._seen_ids, completion.prompt_ids, completion.token_ids
-        self._seen_ids = None if prompt is None or answer is None else [*prompt, *answer]
-        return None if seen is None or prompt is None else prompt[: len(seen)] == seen
-
-
-def submission(stop: StopReason, turns: Sequence[Turn], last_sql: str | None) -> str | None:
-    """The last ```sql block of a final answer, else the last query that ran."""
-    block = submitted_block(turns[-1].content) if stop is StopReason.ANSWERED else None
-    return block or last_sql
-
-
-def ending(turn: Turn, finish_reason: str, *, is_last: bool) -> StopReason | None:
-    """How the episode ends with this turn; None when tools have to answer it."""
-    if finish_reason == "length" and not turn.calls:
-        return StopReason.LENGTH
-    if turn.calls or turn.malformed:
-        return StopReason.TURN_LIMIT if is_last else None
-    return StopReason.ANSWERED if turn.content.strip() else StopReason.NO_ANSWER
-
-
-def _assistant_message(turn: Turn, number: int) -> Message:
-    message: Message = {"role": "assistant", "content": turn.content}
-    if turn.calls:
-        message["tool_calls"] = [encode_call(call, _call_id(number, i)) for i, call in enumerate(turn.calls)]
-    return message
-
-
-def _call_id(turn: int, index: int) -> str:
-    return f"call_{turn}_{index}"

@@ -1,21 +1,22 @@
 """The agent's three tools: search_schema, get_columns, execute_sql.
 
-Synthesis, RL, evaluation and serving all use this one implementation. An answer is text for the model: it never has more
-than `observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the model did
-wrong comes back as "Error: ..." with the names it may have meant; only a damaged database raises.
+Synthesis, RL and evaluation all use this one implementation. An answer is text for the model: it never has more than
+`observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the model did wrong
+comes back as "Error: ..." with the names it may have meant; only a damaged database raises.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from shared.models.tokenizer import Tokenizer
 from shared.records import ToolCall
-from shared.sql.database import Column, Database, QueryResult, SqlError, Table
+from shared.sql.database import Database, SqlError, Table
 
 _MAX_TABLES = 5  # lines of one schema search
 _MATCHED_COLUMNS = 4  # columns named in one line of it
@@ -61,89 +62,105 @@ class Toolbox:
     def run(self, call: ToolCall) -> Observation:
         """Run one call. Mistakes of the model come back as an observation; a damaged database raises UserError."""
         try:
-            return Observation(self._cut(self._dispatch(call)), ok=True)
+            if call.name not in self._tools:
+                raise SqlError(f"there is no tool {call.name!r}. Tools: {', '.join(self._tools)}.")
+            argument, tool = self._tools[call.name]
+            value = call.arguments.get(argument)
+            if not isinstance(value, str) or not value.strip():
+                raise SqlError(f'{call.name} needs the argument "{argument}" as a text.')
+            if len(call.arguments) > 1:
+                raise SqlError(f'{call.name} takes only the argument "{argument}".')
+            text, ok = tool(value), True
         except SqlError as error:
-            return Observation(self._cut(f"Error: {error}"), ok=False)
-
-    def _dispatch(self, call: ToolCall) -> str:
-        if call.name not in self._tools:
-            raise SqlError(f"there is no tool {call.name!r}. Tools: {', '.join(self._tools)}.")
-        argument, tool = self._tools[call.name]
-        value = call.arguments.get(argument)
-        if not isinstance(value, str) or not value.strip():
-            raise SqlError(f'{call.name} needs the argument "{argument}" as a text.')
-        if len(call.arguments) > 1:
-            raise SqlError(f'{call.name} takes only the argument "{argument}".')
-        return tool(value)
+            text, ok = f"Error: {error}", False
+        if self._tokenizer.count(text) > self._max_tokens:
+            mark = " ..."
+            text = self._tokenizer.cut(text, self._max_tokens - self._tokenizer.count(mark))[0] + mark
+        return Observation(text, ok)
 
     def _search_schema(self, query: str) -> str:
-        tables = self.database.schema.tables
-        found = {table.name: _matches(query, table) for table in tables}
-        frequency = {word: sum(word in hits for hits in found.values()) for word in _words(query)}
-        scored = [
-            (sum(weight / frequency[word] for word, weight in found[table.name].items()), table) for table in tables
-        ]
-        ranked = [table for score, table in sorted(scored, key=lambda pair: -pair[0]) if score > 0]
+        """A line for each of the best tables, with those of their columns that answer best to the searched words.
+
+        A word counts more the fewer tables it fits, and three times as much in the name of a table as in a column's.
+        """
+        tables, words = self.database.schema.tables, _words(query)
+        hits: dict[str, dict[str, float]] = {}
+        for table in tables:
+            names = [column.name for column in table.columns]
+            weights = {word: max(3 * _fit(word, table.name), *(_fit(word, name) for name in names)) for word in words}
+            hits[table.name] = {word: weight for word, weight in weights.items() if weight}
+        frequency = Counter(word for found in hits.values() for word in found)
+        score = {name: sum(weight / frequency[word] for word, weight in found.items()) for name, found in hits.items()}
+        ranked = sorted((table for table in tables if score[table.name]), key=lambda table: -score[table.name])
         if not ranked:
             return f'Nothing matches "{query[:60]}". Tables: {_listed(table.name for table in tables)}.'
-        return "\n".join(_search_line(table, found[table.name]) for table in ranked[:_MAX_TABLES])
+        lines = []
+        for table in ranked[:_MAX_TABLES]:
+            fits = {column.name: sum(_fit(word, column.name) for word in hits[table.name]) for column in table.columns}
+            best = sorted((name for name in fits if fits[name]), key=lambda name: -fits[name])
+            columns = [name for name in fits if name in best[:_MATCHED_COLUMNS]]
+            columns += ["..."] if len(best) > _MATCHED_COLUMNS else []
+            reasons = ", ".join(f'"{word}"' for word in hits[table.name])
+            lines.append(f"{_listed([table.name])} ({', '.join(columns)}): matches {reasons}")
+        return "\n".join(lines)
 
     def _get_columns(self, name: str) -> str:
+        """A line per column, with sample values while tokens last: one each before any second one, keys last."""
         bare = name.strip().removeprefix("main.").strip("\"'`[] ")
         table = self.database.schema.table(bare)
         if table is None:
             names = [table.name for table in self.database.schema.tables]
             raise SqlError(f"no such table: {bare}.{_nearest(bare, names)} Tables: {_listed(names)}.")
-        count = self.database.execute(f"SELECT count(*) FROM {_quoted(table.name)}").rows[0][0]
-        head = f"{_identifier(table.name)}: {_plural(count, 'row')}"
-        lines = self._with_samples(table, [_column_line(column) for column in table.columns], head)
-        return self._fit_rows(head, lines, lambda shown: _missing_columns(len(lines) - shown))[0]
-
-    def _with_samples(self, table: Table, lines: list[str], head: str) -> list[str]:
-        """Add sample values while tokens last: one for each column before any second one, keys last."""
+        source = _quoted(table.name)
+        ((count,),) = self.database.execute(f"SELECT count(*) FROM {source}").rows
+        head = f"{_listed([table.name])}: {_plural(count, 'row')}"
+        lines, values = [], []
+        for column in table.columns:
+            key, reference = "PK" if column.primary_key else "", f"→ {column.references}" if column.references else ""
+            lines.append(" ".join(filter(None, (_listed([column.name]), column.type, key, reference))))
+            cell = _quoted(column.name)
+            some = f"SELECT {cell} FROM {source} WHERE {cell} IS NOT NULL LIMIT {_SAMPLE_ROWS}"
+            rows = self.database.execute(f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}").rows
+            values.append([_literal(value) for (value,) in rows])
         left = self._max_tokens - self._tokenizer.count("\n".join([head, *lines]))
-        values = [self._samples(table, column) for column in table.columns]
         shown: list[list[str]] = [[] for _ in lines]
         for turn in range(_SAMPLES):
             offers = [
-                (i, row[turn], self._tokenizer.count(f", e.g. {row[turn]}"))
-                for i, row in enumerate(values)
+                (bool(column.primary_key or column.references), self._tokenizer.count(f", e.g. {row[turn]}"), place)
+                for place, (column, row) in enumerate(zip(table.columns, values, strict=True))
                 if turn < len(row)
             ]
-            for i, value, cost in sorted(offers, key=lambda offer: (_is_key(table.columns[offer[0]]), offer[2])):
+            for _, cost, place in sorted(offers):
                 if cost <= left:
-                    shown[i].append(value)
+                    shown[place].append(values[place][turn])
                     left -= cost
-        return [f"{line}, e.g. {', '.join(some)}" if some else line for line, some in zip(lines, shown, strict=True)]
-
-    def _samples(self, table: Table, column: Column) -> list[str]:
-        name, source = _quoted(column.name), _quoted(table.name)
-        rows = self.database.execute(
-            f"SELECT DISTINCT {name} FROM (SELECT {name} FROM {source} WHERE {name} IS NOT NULL LIMIT {_SAMPLE_ROWS}) "
-            f"LIMIT {_SAMPLES}"
-        ).rows
-        return [_literal(value) for (value,) in rows]
+        lines = [f"{line}, e.g. {', '.join(some)}" if some else line for line, some in zip(lines, shown, strict=True)]
+        return self._fitted(
+            head, lines, lambda n: f"... {_plural(len(lines) - n, 'more column')}" if n < len(lines) else ""
+        )[0]
 
     def _execute_sql(self, sql: str) -> str:
+        """Header, rows and their count; cells are shortened where not even one row would fit."""
         try:
             result = self.database.execute(sql)
         except SqlError as error:
             raise SqlError(f"{error}{_hint(str(error), sql, self.database.schema.tables)}", error.kind) from None
         literal = self.database.text_in_double_quotes(sql)
         note = "" if literal is None else f'Note: "{literal[:40]}" is no column and was read as a text.\n'
-        return self._table(result, note)
+        total, more = len(result.rows), "+" if result.truncated else ""
 
-    def _table(self, result: QueryResult, note: str) -> str:
-        head = note + " | ".join(result.columns)
-        total = len(result.rows)
+        def count(shown: int) -> str:
+            is_all = shown == total and not more
+            return f"({_plural(total, 'row')})" if is_all else f"(first {shown} of {total}{more} rows)"
+
         for width in _CELL_WIDTHS:
             lines = [" | ".join(_cell(value, width) for value in row) for row in result.rows]
-            text, shown = self._fit_rows(head, lines, lambda shown: _count_line(shown, total, result.truncated))
+            text, shown = self._fitted(note + " | ".join(result.columns), lines, count)
             if shown or not total:
                 break
         return text
 
-    def _fit_rows(self, head: str, lines: Sequence[str], tail: Callable[[int], str]) -> tuple[str, int]:
+    def _fitted(self, head: str, lines: Sequence[str], tail: Callable[[int], str]) -> tuple[str, int]:
         """Head, as many lines as fit, and `tail(lines shown)`; also that number. A head too long itself is cut."""
 
         def text(shown: int) -> str:
@@ -161,69 +178,24 @@ class Toolbox:
             head = self._tokenizer.cut(head, max(0, self._max_tokens - self._tokenizer.count(end) - 1))[0] + " ..."
         return text(low), low
 
-    def _cut(self, text: str) -> str:
-        if self._tokenizer.count(text) <= self._max_tokens:
-            return text
-        mark = " ..."
-        return self._tokenizer.cut(text, self._max_tokens - self._tokenizer.count(mark))[0] + mark
-
 
 def _words(text: str) -> list[str]:
     """Distinct lower-case words of a text or identifier, without plural endings: "PolicyIDs" gives policy, id."""
-    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text)
-    return list(dict.fromkeys(_singular(word.lower()) for word in re.findall(r"[^\W_]+", spaced)))
+    words = []
+    for word in re.findall(r"[^\W_]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", text).lower()):
+        if len(word) > 4 and word.endswith("ies"):
+            word = f"{word[:-3]}y"
+        elif len(word) > 2 and word.endswith("s") and not word.endswith("ss"):
+            word = word[:-1]
+        words.append(word)
+    return list(dict.fromkeys(words))
 
 
-def _singular(word: str) -> str:
-    if len(word) > 4 and word.endswith("ies"):
-        return f"{word[:-3]}y"
-    return word[:-1] if len(word) > 2 and word.endswith("s") and not word.endswith("ss") else word
-
-
-def _word_weight(word: str, name: str) -> float:
+def _fit(word: str, name: str) -> float:
     """How well a searched word fits a name: 1 as one of its words, 0.5 inside it, else 0."""
     if word in _words(name):
         return 1.0
     return 0.5 if len(word) >= 4 and word in name.lower() else 0.0
-
-
-def _matches(query: str, table: Table) -> dict[str, float]:
-    """Weight of each word of the query that this table answers to; its name counts three times a column's."""
-    weights = {
-        word: max(3 * _word_weight(word, table.name), *(_word_weight(word, column.name) for column in table.columns))
-        for word in _words(query)
-    }
-    return {word: weight for word, weight in weights.items() if weight}
-
-
-def _search_line(table: Table, hits: dict[str, float]) -> str:
-    """The table with those of its columns that answer best to the searched words; get_columns shows the others."""
-    weights = {column.name: sum(_word_weight(word, column.name) for word in hits) for column in table.columns}
-    names = [name for name, weight in weights.items() if weight]
-    best = sorted(names, key=lambda name: -weights[name])[:_MATCHED_COLUMNS]
-    shown = [name for name in names if name in best]
-    listed = ", ".join(shown if len(shown) == len(names) else [*shown, "..."])
-    reasons = ", ".join(f'"{word}"' for word in hits)
-    return f"{_identifier(table.name)} ({listed}): matches {reasons}"
-
-
-def _column_line(column: Column) -> str:
-    parts = [_identifier(column.name), column.type, "PK" if column.primary_key else ""]
-    parts.append(f"→ {column.references}" if column.references else "")
-    return " ".join(part for part in parts if part)
-
-
-def _is_key(column: Column) -> bool:
-    return column.primary_key or column.references is not None
-
-
-def _missing_columns(count: int) -> str:
-    return f"... {_plural(count, 'more column')}" if count else ""
-
-
-def _count_line(shown: int, total: int, truncated: bool) -> str:
-    more = "+" if truncated else ""
-    return f"({_plural(total, 'row')})" if shown == total and not more else f"(first {shown} of {total}{more} rows)"
 
 
 def _plural(count: int, noun: str) -> str:
@@ -251,20 +223,18 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _identifier(name: str) -> str:
-    """The name as it must be written in SQL: in double quotes only where needed."""
-    plain = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _RESERVED
-    return name if plain else _quoted(name)
-
-
 def _listed(names: Iterable[str]) -> str:
-    return ", ".join(_identifier(name) for name in names)
+    """Names as they must be written in SQL: in double quotes only where needed."""
+    return ", ".join(
+        name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _RESERVED else _quoted(name)
+        for name in names
+    )
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
     by_lower = {candidate.lower(): candidate for candidate in known}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
-    return f" Did you mean {_identifier(by_lower[close[0]])}?" if close else ""
+    return f" Did you mean {_listed([by_lower[close[0]]])}?" if close else ""
 
 
 def _hint(message: str, sql: str, tables: Sequence[Table]) -> str:
@@ -276,18 +246,15 @@ def _hint(message: str, sql: str, tables: Sequence[Table]) -> str:
         names = [table.name for table in tables]
         return f".{_nearest(bare, names)} Tables: {_listed(names)}."
     if kind == "no such column":
-        return _column_hint(bare, used or tables, tables)
+        homes = [table.name for table in tables if table.column(bare)]
+        known = [column.name for table in used or tables for column in table.columns]
+        hint = f" {bare} is a column of {_listed(homes)}." if homes else _nearest(bare, known)
+        columns = [
+            f" Columns of {_listed([table.name])}: {_listed(column.name for column in table.columns)}."
+            for table in used or tables
+        ]
+        return f".{hint}{''.join(columns)}"
     if kind == "ambiguous column name":
-        homes = [f"{_identifier(table.name)}.{_identifier(bare)}" for table in used if table.column(bare)]
+        homes = [f"{_listed([table.name])}.{_listed([bare])}" for table in used if table.column(bare)]
         return f". Write one of {', '.join(homes)}."
     return f"; {_INSTEAD[name.lower()]}." if kind == "no such function" and name.lower() in _INSTEAD else ""
-
-
-def _column_hint(name: str, used: Sequence[Table], tables: Sequence[Table]) -> str:
-    homes = [table for table in tables if table.column(name)]
-    if homes:
-        hint = f" {name} is a column of {_listed(table.name for table in homes)}."
-    else:
-        hint = _nearest(name, [column.name for table in used for column in table.columns])
-    columns = [f"Columns of {_identifier(t.name)}: {_listed(column.name for column in t.columns)}." for t in used]
-    return f".{hint} {' '.join(columns)}"

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shared.cli.command_line import add_profile
-from shared.cli.environment import default_profile
+from shared.config.device import default_profile
 
 # Not handed on, whoever set it: each of the hundreds of processes that tests start would compile all modules anew.
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"

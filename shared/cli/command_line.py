@@ -16,11 +16,15 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import TYPE_CHECKING
 
 from shared.cli.environment import is_inside
-from shared.config.schema import PROFILES, Config
+from shared.config.device import PROFILES
 from shared.errors import UserError
 from shared.runs.manifest import MODEL_CACHE, RunDirectory
+
+if TYPE_CHECKING:
+    from shared.config.schema import Config
 
 READER_GONE = 128 + signal.SIGPIPE
 ROOT = Path(__file__).resolve().parents[2]

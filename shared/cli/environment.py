@@ -33,11 +33,6 @@ _ROOM_GIB = {"cpu": 9, "gpu": 16}  # of disk, package cache included
 _SMOKE_TEST = "import bz2, ctypes, sqlite3, ssl, sys, venv; print('%d.%d' % sys.version_info[:2])"
 
 
-def default_profile() -> str:
-    """`gpu` when an NVIDIA driver answers, else `cpu`."""
-    return "gpu" if Path("/proc/driver/nvidia/version").exists() else "cpu"
-
-
 def enter(root: Path, profile: str, *, any_device: bool = False) -> None:
     """Return inside the environment: make it if need be, then start the running script again with its Python.
 

@@ -1,184 +1,433 @@
-"""The settings tree: names and types of everything in pipeline.yaml, where each one's meaning stands beside its value."""
+"""Every setting of the pipeline: its type, its bounds, its meaning and the stages whose result it shapes.
+
+The values stand in pipeline.yaml, beside comments that `python -m shared.config` copies from here.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-PROFILES = ("gpu", "cpu")
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.fields import FieldInfo
 
+from shared.errors import UserError
 
-@dataclass(frozen=True)
-class DataConfig:
-    spider_dir: str | None
-    bad_rows: Literal["fail", "skip"]
-    avoid: str | None
-    questions_per_database: int
-    copies: int
-    unseen_databases: int
-    test_share: float
-    val_share: float
+Stage = Literal["data", "teacher", "sft", "grpo", "evaluation"]
 
 
-@dataclass(frozen=True)
-class SandboxConfig:
-    timeout_seconds: float
-    max_rows: int
-    max_compare_rows: int
-    max_result_bytes: int
+class PartOf:
+    """Marks a setting that shapes the results of these stages; on a section: all its settings without an own mark."""
+
+    def __init__(self, *stages: Stage) -> None:
+        self.stages = stages
 
 
-@dataclass(frozen=True)
-class AgentConfig:
-    max_turns: int
-    max_turn_tokens: int
-    context_tokens: int
-    observation_tokens: int
+OPERATIONAL = PartOf()  # how fast or how patiently a stage works, not what comes out
+
+Positive = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
+Number = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0, le=10**6)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Text = Annotated[str, Field(pattern=r"\S")]
+OptionalText = Annotated[str | None, Field(pattern=r"\S")]
+ADDRESS = r"^https?://([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?(/\S*)?$"
 
 
-@dataclass(frozen=True)
-class SftConfig:
-    max_traces: int
-    wrong_turn_share: float
-    search_miss_share: float
-    parallel_share: float
-    lora_rank: int
-    lora_alpha: int
-    lora_dropout: float
-    learning_rate: float
-    warmup_share: float
-    epochs: int
-    batch_size: int
-    gradient_accumulation: int
-    max_length: int
-    gradient_checkpointing: bool
-    dtype: Literal["bfloat16", "float32"]
-    eval_steps: int
-    keep_checkpoints: int
+class Section(BaseModel):
+    """Settings that stand together; an unknown key or a value of another type is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def settings(cls, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+        """The dotted name and the field of each setting."""
+        for name, field in cls.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+                yield from field.annotation.settings(f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}", field
+
+    def part_of(self, stage: Stage, inherited: PartOf = OPERATIONAL) -> dict[str, Any]:
+        """The values of the settings that shape the result of `stage`, nested like the settings themselves."""
+        part: dict[str, Any] = {}
+        for name, field in type(self).model_fields.items():
+            mark = next((mark for mark in field.metadata if isinstance(mark, PartOf)), inherited)
+            value = getattr(self, name)
+            if isinstance(value, Section):
+                part |= {name: inner} if (inner := value.part_of(stage, mark)) else {}
+            elif stage in mark.stages:
+                part[name] = value
+        return part
 
 
-@dataclass(frozen=True)
-class TeacherConfig:
-    endpoint: str | None
-    model: str
-    tries: int
-    temperature: float
-    concurrency: int
-    prompt_price: float
-    completion_price: float
+class DataConfig(Section):
+    """Databases and questions."""
+
+    spider_dir: OptionalText = Field(
+        description="folder in Spider layout (dev.json, tables.json, database/); null = the built-in demo databases"
+    )
+    bad_rows: Literal["fail", "skip"] = Field(
+        description="rows without gold, with failing gold or missing database: fail | skip (skipped rows are listed)"
+    )
+    avoid: OptionalText = Field(
+        description="evaluation questions (any source of `data import`) that training must not contain, by text or gold"
+    )
+    questions_per_database: Positive = Field(description="demo databases only")
+    copies: Count = Field(
+        le=100, description="perturbed copies of each database on which a rewarded answer must also agree; 0 = none"
+    )
+    unseen_databases: Count = Field(description="databases kept out of training; at most half of all databases")
+    test_share: Share = Field(description="of the questions of each seen database")
+    val_share: Share = Field(description="likewise")
+
+    @model_validator(mode="after")
+    def _leave_training_questions(self) -> Self:
+        if self.test_share + self.val_share >= 1:
+            raise UserError(
+                "data.test_share and data.val_share leave no question to train on; their sum must be below 1."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class GrpoConfig:
-    model: str | None
-    train_batch_size: int
-    rollouts_per_question: int
-    temperature: float
-    max_prompt_length: int
-    max_response_length: int
-    trajectory_response_length: int
-    mini_batch_size: int
-    micro_batch_size: int
-    max_token_len_per_gpu: int
-    learning_rate: float
-    clip_low: float
-    clip_high: float
-    entropy_coeff: float
-    lora_rank: int
-    lora_alpha: int
-    param_offload: bool
-    optimizer_offload: bool
-    gradient_checkpointing: bool
-    weight_bucket_mb: int
-    epochs: int
-    total_steps: int | None
-    val_before_train: bool
-    val_questions: int
-    test_every: int
-    save_every: int
-    keep_checkpoints: int
-    nodes: int
-    gpus_per_node: int
-    ray_address: str | None
-    agent: str | None
-    concurrency: int
-    call_timeout_seconds: float
-    episode_timeout_seconds: float
-    step_timeout_seconds: float
-    gateway_url: str | None
-    job_template: str | None
-    sync_tolerance: float
-    reward_valid_call: float
-    reward_executed: float
-    reward_right_tables: float
-    binary_groups: bool
+class SandboxConfig(Section):
+    """Limits of one SQL statement."""
+
+    timeout_seconds: Seconds = Field(description="until it is ended")
+    max_rows: Positive = Field(description="rows fetched for the model; comparisons fetch up to max_compare_rows")
+    max_compare_rows: Positive = Field(description="rows compared with the gold's; a longer result counts as wrong")
+    max_result_bytes: Positive = Field(description="of all its cells")
 
 
-@dataclass(frozen=True)
-class GateConfig:
-    questions: int
-    samples: int
-    min_pass: float
-    min_mixed: float
-    min_tool_calls: float
-    min_turns: float
-    flat_share: float
+class AgentConfig(Section):
+    """One episode; the same limits in synthesis, RL and evaluation."""
+
+    max_turns: Positive = Field(description="model turns, the final answer included")
+    max_turn_tokens: Positive = Field(description="tokens the model may write in one turn")
+    context_tokens: Positive = Field(description="prompt + response of the last turn")
+    observation_tokens: Positive = Field(description="a tool's answer is cut beyond this, and says so")
 
 
-@dataclass(frozen=True)
-class SafetyConfig:
-    patience: int
-    window: int
-    entropy_share: float
-    length_factor: float
-    tool_call_share: float
-    changed: Literal["refuse", "continue", "restart"]
+class SftConfig(Section):
+    """Stage 1: traces and LoRA training."""
+
+    max_traces: Positive = Field(description="one per training question at most")
+    wrong_turn_share: Share = Field(
+        description="traces with a plausible mistake and its fix; the mistake is not trained"
+    )
+    search_miss_share: Share = Field(description="traces whose first schema search finds nothing useful")
+    parallel_share: Share = Field(description="multi-table traces that ask for all columns in one turn")
+    lora_rank: Positive = Field(description="adapters on every linear layer")
+    lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
+    lora_dropout: Share = Field(description="of the adapter's input")
+    learning_rate: PositiveNumber = Field(description="peak; cosine after the warm-up")
+    warmup_share: Share = Field(description="of all steps")
+    epochs: Positive = Field(le=1000, description="passes over the traces")
+    batch_size: Positive = Field(description="sequences per optimizer step and device")
+    gradient_accumulation: Positive = Field(description="batches per optimizer step")
+    max_length: Positive = Field(description="tokens; a longer trace is dropped and counted, never cut")
+    gradient_checkpointing: bool = Field(description="recompute activations: less memory, a third slower")
+    dtype: Literal["bfloat16", "float32"] = Field(
+        description="of the base weights: bfloat16 | float32; the adapter is float32"
+    )
+    eval_steps: Positive = Field(description="steps; also the checkpoint interval")
+    keep_checkpoints: Positive = Field(description="the newest; the best one is kept as well")
 
 
-@dataclass(frozen=True)
-class VllmConfig:
-    tool_call_parser: Literal["qwen25_coder", "hermes"]
-    tensor_parallel: int
-    gpu_memory_utilization: float
-    enforce_eager: bool
-    max_model_len: int
-    max_num_seqs: int
-    num_gpu_blocks_override: int | None
-    cpu_kv_cache_gib: int
-    start_timeout_seconds: float
+class TeacherConfig(Section):
+    """A stronger model that plays the training questions; stage 1 teaches what the judge accepts."""
+
+    endpoint: Annotated[str | None, PartOf("teacher", "sft")] = Field(
+        pattern=ADDRESS,
+        examples=["an address like http://127.0.0.1:8000/v1"],
+        description="OpenAI-compatible, ending in /v1 (its key in FIRSTCALL_API_KEY); null = synthesised traces only",
+    )
+    model: Annotated[Text, PartOf("teacher", "sft")] = Field(
+        description="name to ask the endpoint for; auto = the only one it serves"
+    )
+    tries: Positive = Field(
+        le=1000, description="episodes per question until one is accepted; if none is, the trace is synthesised"
+    )
+    temperature: Annotated[Number, PartOf("teacher", "sft")] = Field(description="of its sampling")
+    concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
+    prompt_price: Annotated[Number, OPERATIONAL] = Field(
+        description="of a million prompt tokens, in the currency of the bill; 0 for both prices = no cost is shown"
+    )
+    completion_price: Annotated[Number, OPERATIONAL] = Field(description="of a million completion tokens")
 
 
-@dataclass(frozen=True)
-class EvaluateConfig:
-    questions: int
-    samples: int
-    concurrency: int
-    temperature: float
-    bootstrap_samples: int
+class GrpoConfig(Section):
+    """Stage 2: GRPO with rollouts of the real agent."""
+
+    model: Annotated[OptionalText, OPERATIONAL] = Field(
+        description="checkpoint folder to start from; null = the newest finished stage 1. SFT_MODEL_PATH wins"
+    )
+    train_batch_size: Positive = Field(description="questions per step")
+    rollouts_per_question: int = Field(
+        ge=2, description="episodes that GRPO compares; with 2, most groups have identical outcomes and teach nothing"
+    )
+    temperature: PositiveNumber = Field(description="of the rollouts; validation is greedy")
+    max_prompt_length: Positive = Field(
+        description="tokens of the first prompt of a training row; a longer one is dropped by the trainer"
+    )
+    max_response_length: Positive = Field(
+        description="VERL's limit for one answer; what a turn may write is agent.max_turn_tokens"
+    )
+    trajectory_response_length: Positive = Field(description="all later turns and observations of one merged episode")
+    mini_batch_size: Positive = Field(
+        description="questions per optimizer step; half the batch, because with 8 of 8 one lost episode skips the step"
+    )
+    micro_batch_size: Positive = Field(description="training rows per forward and backward pass")
+    learning_rate: PositiveNumber = Field(description="constant")
+    clip_low: Number = Field(description="the policy ratio is clipped to [1 - clip_low, 1 + clip_high]")
+    clip_high: Number = Field(description="likewise")
+    entropy_coeff: Number = Field(description="weight of the entropy bonus")
+    std_advantages: bool = Field(description="divide a group's advantages by the standard deviation of its rewards")
+    loss_average: Literal["episode", "token", "constant"] = Field(
+        description="what counts alike in the loss: every episode, every token, or every token over a constant length"
+    )
+    rollout_log_probs: bool = Field(
+        description="take the old log-probabilities from the rollout server, which saves a pass; needs temperature 1.0"
+    )
+    importance_cap: PositiveNumber | None = Field(
+        description="cap of the importance weight trainer / rollout server of a token (truncated sampling); null = no weight"
+    )
+    lora_rank: Count = Field(description="0 trains all weights")
+    lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
+    param_offload: bool = Field(description="weights wait in CPU memory while vLLM generates")
+    optimizer_offload: bool = Field(description="likewise the optimizer state")
+    gradient_checkpointing: bool = Field(description="recompute activations: less memory, slower")
+    weight_bucket_mb: Positive = Field(description="must hold the largest tensor (the embedding, in fp32)")
+    epochs: Positive = Field(le=1000, description="passes over the training questions")
+    total_steps: int | None = Field(gt=0, description="null = all steps of all epochs")
+    val_before_train: bool = Field(description="one validation before the first step")
+    val_questions: Positive = Field(description="the first of the validation split")
+    test_every: int = Field(
+        ge=-1, description="steps between validations, a multiple of save_every so that the best is saved; -1 = none"
+    )
+    save_every: Annotated[Positive, OPERATIONAL] = Field(description="steps; the last step is always saved")
+    keep_checkpoints: Annotated[Positive, OPERATIONAL] = Field(
+        description="the newest; also kept: the best by validation, and two to roll back to when a tripwire fires"
+    )
+    nodes: Positive = Field(description="machines; more than 1 needs ray_address")
+    gpus_per_node: Positive = Field(
+        description="every vllm.tensor_parallel GPUs of all machines make one rollout server"
+    )
+    ray_address: Annotated[str | None, OPERATIONAL] = Field(
+        pattern=r"^\S+:\d{1,5}$",
+        examples=["host:port of the cluster's head node"],
+        description="host:port of a running Ray cluster that includes this machine; null = the run starts its own Ray",
+    )
+    agent: str | None = Field(
+        pattern=r"^[\w.]+:\w+$",
+        examples=["module:function"],
+        description="module:function that replaces the built-in episode loop (stage2_grpo/rollouts/custom_agent.py)",
+    )
+    concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
+    call_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
+        description="one request to the model; it is tried again three times"
+    )
+    episode_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
+        description="an episode that takes longer is lost, not wrong"
+    )
+    step_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
+        description="after that the rest of a step's episodes is lost"
+    )
+    gateway_url: Annotated[str | None, OPERATIONAL] = Field(
+        pattern=ADDRESS,
+        examples=["an address like http://gateway:8080"],
+        description="a gateway with its controller elsewhere, AGL_KEY in the environment; null = both start here",
+    )
+    job_template: Annotated[OptionalText, OPERATIONAL] = Field(
+        description="Kubernetes Job of one episode, for Agent Lightning's own controller (stage2_grpo/kubernetes)"
+    )
+    sync_tolerance: Annotated[Number, OPERATIONAL] = Field(
+        description="mean |logprob| gap between rollout server and trainer on the probe text after each update"
+    )
+    reward_valid_call: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
+        description="dense terms; a correct answer gives 1.0 and their sum stays far below"
+    )
+    reward_executed: Annotated[Number, PartOf("grpo", "evaluation")] = Field(description="some query ran")
+    reward_right_tables: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
+        description="overlap of the tables with the gold's"
+    )
+    binary_groups: bool = Field(
+        description="groups that are all right or all wrong are excluded from the update, whatever their dense rewards"
+    )
+
+    @model_validator(mode="after")
+    def _check_batches(self) -> Self:
+        rows = self.mini_batch_size * self.rollouts_per_question
+        if rows % self.micro_batch_size:
+            raise UserError(
+                f"Setting grpo.micro_batch_size ({self.micro_batch_size}) must divide the rows of a mini batch "
+                f"(grpo.mini_batch_size x grpo.rollouts_per_question = {rows})."
+            )
+        if self.mini_batch_size > self.train_batch_size:
+            raise UserError(
+                f"Setting grpo.mini_batch_size ({self.mini_batch_size}) exceeds grpo.train_batch_size "
+                f"({self.train_batch_size}), so every step would be skipped; lower it."
+            )
+        if self.rollout_log_probs and (self.temperature != 1.0 or self.importance_cap is not None):
+            raise UserError(
+                "Setting grpo.rollout_log_probs needs grpo.temperature 1.0, because the server reports log-probabilities at "
+                "that temperature, and no grpo.importance_cap, which corrects log-probabilities of the trainer; set it to "
+                "false."
+            )
+        if self.test_every > 0 and self.test_every % self.save_every:
+            raise UserError(
+                f"Setting grpo.test_every ({self.test_every}) must be a multiple of grpo.save_every "
+                f"({self.save_every}): only a saved step can be kept and exported as the best by validation."
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_rest(self) -> Self:
+        if self.nodes > 1 and not self.ray_address:
+            raise UserError(
+                f"Setting grpo.nodes is {self.nodes}, but without grpo.ray_address the run's own Ray has this machine "
+                "alone; start a Ray cluster and give its address as grpo.ray_address."
+            )
+        if self.job_template and not self.gateway_url:
+            raise UserError(
+                "Setting grpo.job_template needs grpo.gateway_url: the jobs of a cluster cannot reach a gateway on "
+                "the loopback address."
+            )
+        if self.reward_valid_call + self.reward_executed + self.reward_right_tables >= 0.5:
+            raise UserError(
+                "The dense rewards grpo.reward_* add up to 0.5 or more; they must stay below half a correct answer."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class LoggingConfig:
-    tensorboard: bool
-    wandb: bool
+class GateConfig(Section):
+    """Before GRPO the start model plays training questions as the rollouts will; not ready = stop."""
+
+    questions: Count = Field(description="the first of the training split; 0 = no gate, as in the cpu profile")
+    samples: Positive = Field(le=1000, description="episodes per question, at grpo.temperature")
+    min_pass: Annotated[Share, OPERATIONAL] = Field(
+        description="pass@samples: questions with at least one right episode"
+    )
+    min_mixed: Annotated[Share, OPERATIONAL] = Field(
+        description="questions with right and wrong episodes, the only ones that GRPO learns from"
+    )
+    min_tool_calls: Annotated[Share, OPERATIONAL] = Field(
+        description="episodes with a call that the stock Hermes grammar reads"
+    )
+    min_turns: Annotated[Number, OPERATIONAL] = Field(description="mean turns of an episode")
+    flat_share: Share = Field(
+        description="of the training rows, at most, may be questions that the probe always or never solved"
+    )
+
+    @model_validator(mode="after")
+    def _check_samples(self) -> Self:
+        if self.questions and self.samples < 2:
+            raise UserError(
+                f"Setting gate.samples is {self.samples}; a mixed group needs at least 2 samples of a question, or "
+                "set gate.questions to 0 to do without the gate."
+            )
+        return self
 
 
-@dataclass(frozen=True)
-class Config:
-    """All settings of one run; `profile` is the device the values were resolved for."""
+class SafetyConfig(Section):
+    """A run that goes wrong or no longer improves ends with its last good checkpoint kept."""
 
-    profile: Literal["gpu", "cpu"]
-    model: str
-    seed: int
-    runs_dir: str
-    data: DataConfig
-    sandbox: SandboxConfig
-    agent: AgentConfig
-    sft: SftConfig
-    teacher: TeacherConfig
-    grpo: GrpoConfig
-    gate: GateConfig
+    patience: Count = Field(
+        description="validations without a better one until the run ends and exports its best; 0 = never"
+    )
+    window: Count = Field(
+        description="steps: the tripwires compare the last `window` steps with the first; 0 = only NaN stops"
+    )
+    entropy_share: Share = Field(description="stop when the entropy falls below this share of the first steps'")
+    length_factor: PositiveNumber = Field(
+        description="stop when the episodes grow to this many times the first steps' tokens"
+    )
+    tool_call_share: Share = Field(
+        description="stop when the tool-call rate falls below this share of the first steps'"
+    )
+    changed: Literal["refuse", "continue", "restart"] = Field(
+        description="data or settings that differ from an interrupted run's: refuse | continue | restart"
+    )
+
+
+class VllmConfig(Section):
+    """The rollout and evaluation server."""
+
+    tool_call_parser: Annotated[Literal["qwen25_coder", "hermes"], PartOf("grpo", "evaluation")] = Field(
+        description="or hermes"
+    )
+    tensor_parallel: Positive = Field(description="GPUs per server")
+    gpu_memory_utilization: Annotated[Share, OPERATIONAL] = Field(
+        description="share of the GPU's memory for weights and KV cache"
+    )
+    enforce_eager: bool = Field(description="no CUDA graphs, no compilation: a quick start")
+    max_model_len: Annotated[Positive, PartOf("grpo", "evaluation")] = Field(description="tokens of prompt and answer")
+    max_num_seqs: Positive = Field(description="requests decoded together")
+    num_gpu_blocks_override: Annotated[int | None, OPERATIONAL] = Field(
+        gt=0, description="KV-cache blocks; null = what fits"
+    )
+    cpu_kv_cache_gib: Annotated[Positive, OPERATIONAL] = Field(description="CPU only")
+    start_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(description="until the server must answer")
+
+
+class EvaluateConfig(Section):
+    """Playing and judging the test questions."""
+
+    questions: Annotated[Positive, OPERATIONAL] = Field(
+        description="at most, of the test split, the same ones for every model"
+    )
+    samples: Positive = Field(
+        le=1000,
+        description="episodes per question; from 2 on also pass@k and majority vote, with a temperature above 0",
+    )
+    concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
+    temperature: Number = Field(description="0 = greedy")
+    bootstrap_samples: Positive = Field(description="for the 95 % intervals")
+
+
+class LoggingConfig(Section):
+    """Where the figures of training go besides the run directory."""
+
+    tensorboard: bool = Field(description="event files in the run directory")
+    wandb: bool = Field(description="needs WANDB_API_KEY")
+
+
+class Config(Section):
+    """All settings of one run."""
+
+    profile: Annotated[Literal["gpu", "cpu"], PartOf("grpo")] = Field(
+        description="the device that the values were resolved for"
+    )
+    model: Text = Field(description="hub id, local folder, or `smollm2-135m` (comes with the environment, no hub)")
+    seed: Annotated[Count, PartOf("data", "sft", "grpo", "evaluation")] = Field(
+        le=2**32 - 1, description="of the data, the traces, the training order and the sampling server"
+    )
+    runs_dir: Text = Field(description="every run writes under <runs_dir>/<run name>")
+    data: Annotated[DataConfig, PartOf("data")]
+    sandbox: Annotated[SandboxConfig, PartOf("data", "teacher", "sft", "grpo", "evaluation")]
+    agent: Annotated[AgentConfig, PartOf("teacher", "sft", "grpo", "evaluation")]
+    sft: Annotated[SftConfig, PartOf("sft")]
+    teacher: Annotated[TeacherConfig, PartOf("sft")]
+    grpo: Annotated[GrpoConfig, PartOf("grpo")]
+    gate: Annotated[GateConfig, PartOf("grpo")]
     safety: SafetyConfig
-    vllm: VllmConfig
-    evaluate: EvaluateConfig
+    vllm: Annotated[VllmConfig, PartOf("grpo")]
+    evaluate: Annotated[EvaluateConfig, PartOf("evaluation")]
     logging: LoggingConfig
+
+    @model_validator(mode="after")
+    def _check_sections_together(self) -> Self:
+        gpus = self.grpo.nodes * self.grpo.gpus_per_node
+        if gpus % self.vllm.tensor_parallel:
+            raise UserError(
+                f"Setting vllm.tensor_parallel ({self.vllm.tensor_parallel}) must divide all GPUs (grpo.nodes x "
+                f"grpo.gpus_per_node = {gpus}): that many rollout servers share them."
+            )
+        if self.agent.context_tokens > self.vllm.max_model_len:
+            raise UserError(
+                f"Setting agent.context_tokens ({self.agent.context_tokens}) exceeds vllm.max_model_len "
+                f"({self.vllm.max_model_len}); lower the first or raise the second."
+            )
+        return self

@@ -1,26 +1,20 @@
 """`python -m shared.evaluation`: evaluate a model or an endpoint on a run's questions, or check our judges.
 
-`--model FOLDER` evaluates any model folder or LoRA adapter, `--endpoint URL --tokenizer FOLDER` any endpoint (its key in
-FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions than the test split;
+`--model FOLDER` evaluates any model folder or LoRA adapter, `--endpoint URL --tokenizer FOLDER` any endpoint (its key
+in FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions than the test split;
 `--verdicts CASES --databases FOLDER` compares the official judges of shared/evaluation/judges/ with recorded verdicts.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from shared.cli.command_line import check_name, common_parser, resolve, run_main
-from shared.config.load import ADDRESS
+from shared.config.schema import ADDRESS
 from shared.errors import UserError
 from shared.evaluation.judges.verdicts import compare_verdicts
-from shared.evaluation.run import (
-    Endpoint,
-    check_endpoint,
-    check_model,
-    chosen_questions,
-    evaluate_endpoint,
-    evaluate_model,
-)
+from shared.evaluation.run import Endpoint, check_subject, chosen_questions, evaluate_subject
 from shared.processes.owned_process import locked
 from shared.runs.manifest import question_file
 
@@ -55,7 +49,7 @@ def main() -> None:
         compare_verdicts(args.verdicts, args.databases, args.testsuite)
         return
     config, run = resolve(args)
-    if args.endpoint and not ADDRESS.fullmatch(args.endpoint):
+    if args.endpoint and not re.fullmatch(ADDRESS, args.endpoint):
         raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
@@ -63,20 +57,18 @@ def main() -> None:
     check_name("--name", name)
     if args.questions and not args.questions.read_bytes().strip():
         raise UserError(
-            f"--questions {args.questions} holds no question; give the questions.jsonl that `python -m data import` writes."
+            f"--questions {args.questions} holds no question; give the questions.jsonl that `python -m data import` "
+            "writes."
         )
     file = args.questions or question_file(run, args.split)
     questions = chosen_questions(config, run, file)
-    endpoint = Endpoint(args.endpoint, args.tokenizer, args.served_name)
+    subject = args.model or Endpoint(args.endpoint, args.tokenizer, args.served_name)
     if args.dry_run:
-        check_model(args.model) if args.model else check_endpoint(endpoint)
+        check_subject(subject)
         print(f"{len(questions)} questions of {file} -> {run.evaluation(name)}")
         return
     with locked(run.path):
-        if args.model:
-            evaluate_model(args.model, config, run, name, questions)
-        else:
-            evaluate_endpoint(endpoint, config, run, name, questions)
+        evaluate_subject(subject, config, run, name, questions)
 
 
 if __name__ == "__main__":

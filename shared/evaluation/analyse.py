@@ -1,9 +1,10 @@
 """Judge finished evaluations by every rule: `python -m shared.evaluation.analyse NAME [OTHER] --run-name RUN`.
 
-For the evaluation NAME: accuracy by the house rule, by Spider's and by BIRD's, and soft F1, with 95 % intervals; accuracy for
-each difficulty, form and database; the questions on which the rules disagree, with gold and submission. With `--testsuite
-FOLDER` also Spider's rule on all variants, where the folder holds those of a question's database. With OTHER: both compared
-question by question. Nothing is played again; evaluations/<name>/rules.jsonl keeps each question's verdicts.
+For the evaluation NAME: accuracy by the house rule, by Spider's and by BIRD's, and soft F1, with 95 % intervals;
+accuracy for each difficulty, form and database; the questions on which the rules disagree, with gold and submission.
+With `--testsuite FOLDER` also Spider's rule on all variants, where the folder holds those of a question's database.
+With OTHER: both compared question by question. Nothing is played again; evaluations/<name>/rules.jsonl keeps each
+question's verdicts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.judges import bird_ex, soft_f1, spider_test_suite
 from shared.evaluation.judges.verdicts import suites
-from shared.evaluation.metrics import accuracy, compare_pairs
+from shared.evaluation.metrics import compare_pairs, estimate
 from shared.evaluation.run import EPISODE_FILE, QUESTION_FILE
 from shared.records import Question, read_episodes, read_questions, write_jsonl
 from shared.runs.manifest import question_file
@@ -34,23 +35,11 @@ Variants = Callable[[str], Sequence[Path]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One judged question of an evaluation, with its verdict by every rule."""
+    """One judged question of an evaluation. `rules` has a verdict by each of RULES that applies, and the soft F1."""
 
-    question_id: str
-    database: str
-    difficulty: str
-    form: str
-    gold_sql: str
+    question: Question
     submitted_sql: str | None
-    house: bool
-    spider: bool
-    bird: bool
-    soft_f1: float
-    testsuite: bool | None  # None where no variants of the database are given
-
-    def by_rule(self) -> dict[str, bool]:
-        """The verdicts that there are, in the order of RULES."""
-        return {rule: getattr(self, rule) for rule in RULES if getattr(self, rule) is not None}
+    rules: dict[str, float]
 
 
 def verdicts(
@@ -66,29 +55,16 @@ def verdicts(
         episode = episodes.get(question.id)
         if episode is None or episode.reward is None:
             continue
-        gold, submitted = question.gold_sql, episode.submitted_sql or ""
-        said, suite = episode.submitted_sql is not None, variants(question.db_id)
-        spider = []
-        for databases in ([Path(question.database)], suite):
+        sql, rules = episode.submitted_sql, {"house": float(episode.reward.correct)}
+        for rule, databases in (("spider", [Path(question.database)]), ("testsuite", variants(question.db_id))):
             try:
-                spider.append(said and spider_test_suite(gold, submitted, databases, seconds=seconds))
+                is_right = sql is not None and spider_test_suite(question.gold_sql, sql, databases, seconds=seconds)
             except UserError:  # a gold that only Spider's reading of the query breaks makes every answer wrong there
-                spider.append(False)
-        found.append(
-            Verdict(
-                question_id=question.id,
-                database=question.db_id,
-                difficulty=question.difficulty,
-                form=question.form,
-                gold_sql=gold,
-                submitted_sql=episode.submitted_sql,
-                house=episode.reward.correct,
-                spider=spider[0],
-                bird=said and bird_ex(gold, submitted, question.database, seconds=seconds),
-                soft_f1=soft_f1(gold, submitted, question.database, seconds=seconds) if said else 0.0,
-                testsuite=spider[1] if suite else None,
-            )
-        )
+                is_right = False
+            rules |= {rule: float(is_right)} if databases else {}
+        for rule, judge in (("bird", bird_ex), ("soft_f1", soft_f1)):
+            rules[rule] = 0.0 if sql is None else judge(question.gold_sql, sql, question.database, seconds=seconds)
+        found.append(Verdict(question, sql, rules))
     if not found:
         raise UserError(f"There is no finished evaluation of the run's test questions in {folder}; evaluate first.")
     return found
@@ -98,25 +74,25 @@ def report(name: str, found: Sequence[Verdict], config: Config) -> str:
     """The figures of one evaluation and where its rules disagree, as text."""
 
     def figure(label: str, values: Sequence[float]) -> str:
-        one = accuracy(values, config.evaluate.bootstrap_samples, config.seed)
-        return f"{label}{one.share:6.1%}  ({one.low:.1%} to {one.high:.1%}, n = {one.n})"
+        one = estimate(values, config.evaluate.bootstrap_samples, config.seed)
+        return f"{label}{one.mean:6.1%}  ({one.low:.1%} to {one.high:.1%}, n = {one.n})"
 
     lines = [f"{name}, {len(found)} questions"]
     for rule in (*RULES, "soft_f1"):
-        values = [float(getattr(verdict, rule)) for verdict in found if getattr(verdict, rule) is not None]
-        lines += [figure(f"  {rule:16}", values)] if values else []
-    for kind in ("difficulty", "form", "database"):
+        if values := [verdict.rules[rule] for verdict in found if rule in verdict.rules]:
+            lines.append(figure(f"  {rule:16}", values))
+    for kind, label in (("difficulty", "difficulty"), ("form", "form"), ("db_id", "database")):
         groups: dict[str, list[float]] = defaultdict(list)
         for verdict in found:
-            groups[getattr(verdict, kind) or "unknown"].append(float(verdict.house))
-        lines.append(f"  by {kind} (house rule)")
-        lines += [figure(f"    {group:30}", values) for group, values in sorted(groups.items())]
-    split = [verdict for verdict in found if len(set(verdict.by_rule().values())) > 1]
+            groups[getattr(verdict.question, kind) or "unknown"].append(verdict.rules["house"])
+        lines.append(f"  by {label} (house rule)")
+        lines += [figure(f"    {group:30}", groups[group]) for group in sorted(groups)]
+    split = [v for v in found if len({v.rules[rule] for rule in RULES if rule in v.rules}) > 1]
     lines.append(f"  {len(split)} questions on which the rules disagree")
     for verdict in split[:_LISTED]:
-        said = " ".join(f"{rule} {'yes' if right else 'no'}" for rule, right in verdict.by_rule().items())
-        lines.append(f"    {verdict.question_id}: {said}")
-        for label, sql in (("gold", verdict.gold_sql), ("said", verdict.submitted_sql or "nothing")):
+        said = " ".join(f"{rule} {'yes' if verdict.rules[rule] else 'no'}" for rule in RULES if rule in verdict.rules)
+        lines.append(f"    {verdict.question.id}: {said}")
+        for label, sql in (("gold", verdict.question.gold_sql), ("said", verdict.submitted_sql or "nothing")):
             lines.append(f"      {label} {' '.join(sql.split())[:200]}")
     return "\n".join(lines)
 
@@ -124,21 +100,21 @@ def report(name: str, found: Sequence[Verdict], config: Config) -> str:
 def paired_report(name: str, other: str, first: Sequence[Verdict], second: Sequence[Verdict], config: Config) -> str:
     """Two evaluations compared question by question, as text; raises UserError when they share no question."""
     lines = [f"{other} against {name}, by question"]
-    if not {verdict.question_id for verdict in first} & {verdict.question_id for verdict in second}:
+    if not {verdict.question.id for verdict in first} & {verdict.question.id for verdict in second}:
         raise UserError(f"The evaluations {name} and {other} share no question; evaluate both on one split.")
     for rule in RULES:
         mine, theirs = (
-            {verdict.question_id: verdict.by_rule()[rule] for verdict in found if rule in verdict.by_rule()}
+            {verdict.question.id: bool(verdict.rules[rule]) for verdict in found if rule in verdict.rules}
             for found in (first, second)
         )
         if not mine.keys() & theirs.keys():
             continue
         pairs = compare_pairs(mine, theirs, samples=config.evaluate.bootstrap_samples, seed=config.seed)
-        low, high = pairs.interval
+        gain = pairs.difference
         lines.append(
-            f"  {rule:10}{100 * pairs.difference:+6.1f} points (95 % {100 * low:+.1f} to {100 * high:+.1f}), won "
-            f"{pairs.only_second}, lost {pairs.only_first}, both right {pairs.both}, neither {pairs.neither}, sign test p = "
-            f"{pairs.p_value:.3f}"
+            f"  {rule:10}{100 * gain.mean:+6.1f} points (95 % {100 * gain.low:+.1f} to {100 * gain.high:+.1f}), "
+            f"won {pairs.only_second}, lost {pairs.only_first}, both right {pairs.both}, neither {pairs.neither}, "
+            f"sign test p = {pairs.p_value:.3f}"
         )
     return "\n".join(lines)
 

@@ -1,7 +1,7 @@
 """Figures over episodes. Evaluation, readiness gate and GRPO steps all use the definitions of this module.
 
-Episodes that the infrastructure ended are counted and left out of everything else. A share with nothing to count is None,
-never 0. What the stock Hermes grammar would have read is known only where the server returned token ids
+Episodes that the infrastructure ended are counted and left out of everything else. A share with nothing to count is
+None, never 0. What the stock Hermes grammar would have read is known only where the server returned token ids
 (`Turn.hermes_calls`).
 """
 
@@ -15,12 +15,14 @@ from dataclasses import dataclass
 
 from shared.records import Episode, Question, StopReason
 
+_KINDS = ("split_kind", "difficulty", "form")  # fields of a question by which accuracy is told apart
+
 
 @dataclass(frozen=True)
-class Accuracy:
-    """The share of right answers among `n`, with its 95 % bootstrap interval."""
+class Estimate:
+    """The mean of `n` values with its 95 % bootstrap interval."""
 
-    share: float
+    mean: float
     low: float
     high: float
     n: int
@@ -32,8 +34,7 @@ class Summary:
 
     n: int  # judged episodes
     infrastructure_failures: int  # further episodes, excluded from everything else
-    execution_accuracy: float | None
-    interval: tuple[float, float] | None  # 95 % bootstrap interval of the accuracy
+    accuracy: Estimate | None  # execution accuracy
     mean_reward: float | None
     mixed_share: float | None  # questions with right and wrong episodes
     tool_calls: int
@@ -44,20 +45,19 @@ class Summary:
     mean_completion_tokens: float | None  # per episode
     mean_prompt_tokens: float | None  # prompt of the last turn
     mean_seconds: float | None  # per episode
-    accuracy_by: dict[str, dict[str, Accuracy]]  # by the question's `split_kind` and `difficulty`, where they are set
+    accuracy_by: dict[str, dict[str, Estimate]]  # by each of _KINDS and what it says of the question
     stops: dict[str, int]  # judged episodes by how they ended
 
 
 @dataclass(frozen=True)
 class Paired:
-    """Two models on the questions that both answered; `difference` is the second accuracy minus the first."""
+    """Two models on the questions that both answered; `difference` is the second's accuracy minus the first's."""
 
     both: int
     only_first: int
     only_second: int
     neither: int
-    difference: float
-    interval: tuple[float, float]  # 95 %, resampled by question
+    difference: Estimate  # resampled by question
     p_value: float  # exact two-sided sign test (McNemar) on the questions where they differ
 
 
@@ -76,7 +76,7 @@ def summarise(
         if episode.reward is None or (known and episode.question_id not in known):
             raise ValueError(f"the episode of question {episode.question_id} lacks its reward or its question")
         right[episode.question_id].append(float(episode.reward.correct))
-    by_kind: dict[str, dict[str, list[float]]] = {"split_kind": defaultdict(list), "difficulty": defaultdict(list)}
+    by_kind: dict[str, dict[str, list[float]]] = {kind: defaultdict(list) for kind in _KINDS}
     for question in questions:
         for kind, groups in by_kind.items():
             if name := getattr(question, kind):
@@ -88,8 +88,7 @@ def summarise(
     return Summary(
         n=len(judged),
         infrastructure_failures=len(episodes) - len(judged),
-        execution_accuracy=mean(correct),
-        interval=bootstrap_interval(correct, samples, seed) if correct else None,
+        accuracy=estimate(correct, samples, seed) if correct else None,
         mean_reward=mean(episode.reward.total for episode in judged if episode.reward),
         mixed_share=mean(float(len(set(values)) > 1) for values in right.values()),
         tool_calls=sum(len(turn.calls) for turn in turns),
@@ -105,7 +104,7 @@ def summarise(
         mean_prompt_tokens=mean(float(episode.turns[-1].prompt_tokens) for episode in judged if episode.turns),
         mean_seconds=mean(episode.seconds for episode in judged),
         accuracy_by={
-            kind: {name: accuracy(values, samples, seed) for name, values in sorted(groups.items()) if values}
+            kind: {name: estimate(values, samples, seed) for name, values in sorted(groups.items()) if values}
             for kind, groups in by_kind.items()
         },
         stops=dict(sorted(Counter(episode.stop.value for episode in judged).items())),
@@ -123,18 +122,14 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.1%}"
 
 
-def accuracy(values: Sequence[float], samples: int, seed: int) -> Accuracy:
-    """Mean and interval of at least one value."""
-    return Accuracy(math.fsum(values) / len(values), *bootstrap_interval(values, samples, seed), len(values))
-
-
-def bootstrap_interval(values: Sequence[float], samples: int, seed: int) -> tuple[float, float]:
-    """95 % percentile interval of the mean: `samples` resamples of `values`, the same for the same seed."""
-    if not values:
+def estimate(values: Sequence[float], samples: int, seed: int) -> Estimate:
+    """Mean and percentile interval of `samples` resamples of `values`, the same for the same seed."""
+    n, draw = len(values), random.Random(seed)
+    if not n:
         raise ValueError("an interval needs at least one value")
-    draw = random.Random(seed)
-    means = sorted(math.fsum(draw.choices(values, k=len(values))) / len(values) for _ in range(samples))
-    return means[int(0.025 * (samples - 1))], means[math.ceil(0.975 * (samples - 1))]
+    means = sorted(math.fsum(draw.choices(values, k=n)) / n for _ in range(samples))
+    low, high = means[int(0.025 * (samples - 1))], means[math.ceil(0.975 * (samples - 1))]
+    return Estimate(math.fsum(values) / n, low, high, n)
 
 
 def compare_pairs(
@@ -147,22 +142,15 @@ def compare_pairs(
     differences = [float(second[name]) - float(first[name]) for name in common]
     lost, won = differences.count(-1.0), differences.count(1.0)
     both = sum(first[name] and second[name] for name in common)
+    as_uneven = sum(math.comb(won + lost, i) for i in range(min(won, lost) + 1)) / 2 ** (won + lost)
     return Paired(
         both=both,
         only_first=lost,
         only_second=won,
         neither=len(common) - both - lost - won,
-        difference=math.fsum(differences) / len(common),
-        interval=bootstrap_interval(differences, samples, seed),
-        p_value=sign_test(won, lost),
+        difference=estimate(differences, samples, seed),
+        p_value=min(1.0, 2 * as_uneven),
     )
-
-
-def sign_test(won: int, lost: int) -> float:
-    """Chance of a split at least as uneven as this one when both sides are equally likely."""
-    count = won + lost
-    tail = sum(math.comb(count, i) for i in range(min(won, lost) + 1)) / 2**count
-    return min(1.0, 2 * tail)
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:

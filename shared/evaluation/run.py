@@ -3,10 +3,10 @@
     evaluations/<name>/{questions.jsonl,vllm.log,episodes.jsonl,episodes.calls.md,summary.json,manifest.json}
     evaluations/<name>/sample_2/…, samples.json     with evaluate.samples > 1
 
-Each episode is appended to episodes.jsonl as it ends, so an interrupted evaluation continues where it stopped; once all are
-judged, the file is rewritten with their rewards. Episodes lost to the infrastructure are played once more, then left out and
-counted; too many of them and there is no result. Greedy decoding in a batch is not bit-for-bit repeatable: the batch that a
-request lands in changes the rounding.
+Each episode is judged and appended to episodes.jsonl as it ends, so an interrupted evaluation continues where it
+stopped. Episodes lost to the infrastructure are played once more, then left out and counted; too many of them and there
+is no result. Greedy decoding in a batch is not bit-for-bit repeatable: the batch that a request lands in changes the
+rounding.
 """
 
 from __future__ import annotations
@@ -19,27 +19,28 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import httpx
 from tqdm import tqdm
 
-from shared.agent.chat_client import API_KEY, ChatClient, InfrastructureError
+from shared.agent.chat_client import API_KEY, LOOPBACK, ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
 from shared.agent.tools import Toolbox
-from shared.config.load import to_dict
-from shared.config.schema import Config
+from shared.config.schema import Config, SandboxConfig
 from shared.errors import UserError
 from shared.evaluation.metrics import Summary, majority, mean, pass_at_k, percent, summarise
 from shared.models.folder import adapter_base, check_model_folder, is_adapter
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
 from shared.processes.vllm_server import vllm_server
-from shared.records import Question, StopReason, read_episodes, read_questions, to_json, write_jsonl
-from shared.reward.reward import judge_all
+from shared.records import Episode, Question, StopReason, read_episodes, read_questions, to_json, write_jsonl
+from shared.reward.reward import judge
 from shared.runs.manifest import (
     RunDirectory,
     begin_stage,
@@ -56,6 +57,7 @@ from shared.tool_calls.report import write_table
 
 QUESTION_FILE = "questions.jsonl"  # in an evaluation's folder: what was asked
 EPISODE_FILE = "episodes.jsonl"
+_REACH_SECONDS = 10.0
 _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
 
 
@@ -65,67 +67,67 @@ class Endpoint:
 
     url: str
     tokenizer: Path
-    served_name: str = "auto"  # the model to ask for
+    served_name: str = "auto"  # the model to ask for; auto for the only one
 
 
-def check_model(model: Path) -> None:
-    """Raise UserError unless `model` is a whole model folder or a finished LoRA adapter."""
-    if is_adapter(model):
-        adapter_base(model)
-    else:
-        check_model_folder(model, "the evaluated model")
-
-
-def check_endpoint(endpoint: Endpoint) -> Tokenizer:
-    """The endpoint's tokenizer; raises UserError when it is missing or nobody answers at the address."""
-    tokenizer = Tokenizer.from_folder(endpoint.tokenizer)
-
-    async def reach() -> None:
-        async with ChatClient(endpoint.url, api_key=os.environ.get(API_KEY, "")) as chat:
-            await chat.reach()
-
+def check_subject(subject: Path | Endpoint) -> None:
+    """Raise UserError unless it is a whole model folder, a finished LoRA adapter, or an endpoint that answers."""
+    if isinstance(subject, Path):
+        adapter_base(subject) if is_adapter(subject) else check_model_folder(subject, "the evaluated model")
+        return
+    Tokenizer.from_folder(subject.tokenizer)
+    is_local = urlsplit(subject.url).hostname in LOOPBACK
     try:
-        asyncio.run(reach())
-    except InfrastructureError as error:
-        raise UserError(f"The endpoint {error}; start it or correct the address.") from error
-    return tokenizer
+        httpx.get(f"{subject.url}/models", timeout=_REACH_SECONDS, trust_env=not is_local)  # any answer will do
+    except httpx.RequestError as error:
+        raise UserError(
+            f"The endpoint {subject.url} cannot be reached ({type(error).__name__}: {error}); start it or correct the "
+            "address."
+        ) from error
 
 
-def evaluate_model(
-    model: Path, config: Config, run: RunDirectory, name: str, questions: Sequence[Question] | None = None
+def evaluate_subject(
+    subject: Path | Endpoint,
+    config: Config,
+    run: RunDirectory,
+    name: str,
+    questions: Sequence[Question] | None = None,
 ) -> dict[str, Any]:
-    """Evaluate a model folder or a LoRA adapter, unless that is done; returns the summary as plain values.
+    """Evaluate a model folder, a LoRA adapter or an endpoint, unless that is done; returns the summary as plain values.
 
-    `questions` are by default the run's test questions.
+    `questions` are by default the run's test questions. Another subject under the same name starts afresh.
     """
-    check_model(model)
-    asked = questions or chosen_questions(config, run)
-
-    def play(folder: Path) -> Summary:
-        return play_model(whole_model(model, folder, model_cache(config)), asked, config, folder)
-
-    return _recorded(play, asked, config, run, name, model=model)
-
-
-def evaluate_endpoint(
-    endpoint: Endpoint, config: Config, run: RunDirectory, name: str, questions: Sequence[Question]
-) -> dict[str, Any]:
-    """The same for any OpenAI-compatible endpoint; another endpoint under the same name starts afresh."""
-
-    def play(folder: Path) -> Summary:
-        return play_samples(
-            questions, endpoint.url, check_endpoint(endpoint), config, folder, served_name=endpoint.served_name
-        )
-
-    subject = {"model": endpoint.url, "tokenizer": endpoint.tokenizer, "served_name": endpoint.served_name}
-    return _recorded(play, questions, config, run, name, **subject)
+    parts = {"model": subject} if isinstance(subject, Path) else vars(subject)
+    if isinstance(subject, Path):
+        check_subject(subject)
+    questions = questions or chosen_questions(config, run)
+    folder, data = run.evaluation(name), (read_manifest(run.data) or {}).get("fingerprint")
+    expected = evaluation_fingerprint(questions, config, data=data, **parts)
+    if finished(folder, expected):
+        print(f"{name} evaluation: finished before, {folder}")
+    else:
+        begin_stage(folder, expected)
+        started, outputs = time.monotonic(), {"summary": str(folder / "summary.json")}
+        write_jsonl(folder / QUESTION_FILE, questions)
+        if isinstance(subject, Path):
+            model = str(subject)
+            summary = play_model(whole_model(subject, folder, model_cache(config)), questions, config, folder)
+            shutil.rmtree(folder / "merged", ignore_errors=True)
+        else:
+            model = subject.url
+            check_subject(subject)
+            summary = play_samples(questions, subject, config, folder)
+        seconds = time.monotonic() - started
+        finish_stage(folder, expected, seconds=seconds, outputs=outputs, model=model, questions=summary.n)
+    values = read_summary(folder)
+    print(summary_line(name, values))
+    return values
 
 
 def play_model(model: Path, questions: Sequence[Question], config: Config, folder: Path) -> Summary:
     """Serve a model folder and play the questions with it, `evaluate.samples` times each; `folder` gets all files."""
-    tokenizer = Tokenizer.from_folder(model)
     with vllm_server(model, config, folder) as base_url:
-        return play_samples(questions, base_url, tokenizer, config, folder)
+        return play_samples(questions, Endpoint(base_url, model), config, folder)
 
 
 def whole_model(model: Path, folder: Path, cache: Path) -> Path:
@@ -144,120 +146,73 @@ def whole_model(model: Path, folder: Path, cache: Path) -> Path:
     return merged
 
 
-def _recorded(
-    play: Callable[[Path], Summary],
-    questions: Sequence[Question],
-    config: Config,
-    run: RunDirectory,
-    name: str,
-    **subject: Any,
-) -> dict[str, Any]:
-    """Play the questions unless the same was done before; `subject` is what is evaluated, `model` its name."""
-    folder = run.evaluation(name)
-    data = (read_manifest(run.data) or {}).get("fingerprint")
-    expected = evaluation_fingerprint(questions, config, data=data, **subject)
-    if finished(folder, expected):
-        print(f"{name} evaluation: finished before, {folder}")
-    else:
-        begin_stage(folder, expected)
-        started = time.monotonic()
-        write_jsonl(folder / QUESTION_FILE, questions)
-        summary = play(folder)
-        shutil.rmtree(folder / "merged", ignore_errors=True)
-        seconds, outputs = time.monotonic() - started, {"summary": str(folder / "summary.json")}
-        model = str(subject["model"])
-        finish_stage(folder, expected, seconds=seconds, outputs=outputs, model=model, questions=summary.n)
-    values = read_summary(folder)
-    print(summary_line(name, values))
-    return values
-
-
 def evaluation_fingerprint(questions: Sequence[Question], config: Config, **subject: Any) -> str:
     """Fingerprint of everything that an evaluation of `subject` depends on; speed and patience are left out."""
-    values = to_dict(config)
-    rewards = {key: value for key, value in values["grpo"].items() if key.startswith("reward_")}
-    server = {key: values["vllm"][key] for key in ("tool_call_parser", "max_model_len")}
-    played = {key: value for key, value in values["evaluate"].items() if key not in ("concurrency", "questions")}
-    asked = [dataclasses.asdict(question) for question in questions]
-    shared = {key: values[key] for key in ("seed", "agent", "sandbox")}
-    settings = {**shared, **rewards, **server, **played}
+    asked, settings = [dataclasses.asdict(question) for question in questions], config.part_of("evaluation")
     return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
 
 
-def play_samples(
-    questions: Sequence[Question],
-    base_url: str,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    *,
-    served_name: str = "auto",
-) -> Summary:
+def play_samples(questions: Sequence[Question], endpoint: Endpoint, config: Config, folder: Path) -> Summary:
     """Play `evaluate.samples` evaluations and write their common figures; returns the summary of the first one."""
     count = config.evaluate.samples
     if count > 1 and config.evaluate.temperature <= 0:
         raise UserError(
-            f"Setting evaluate.samples is {count}, but greedy decoding gives one answer; set evaluate.temperature above 0."
+            f"Setting evaluate.samples is {count}, but greedy decoding gives one answer; "
+            "set evaluate.temperature above 0."
         )
     folders = sample_folders(folder, count)
-    summaries = [
-        asyncio.run(evaluate(questions, base_url, tokenizer, config, each, served_name=served_name)) for each in folders
-    ]
+    summaries = [asyncio.run(evaluate(questions, endpoint, config, each)) for each in folders]
     if count > 1:
-        figures = sample_figures(questions, folders, _databases(questions, config))
+        figures = sample_figures(questions, folders, config.sandbox)
         write_json(folder / "samples.json", figures)
         print(", ".join(f"{name} {value:.1%}" for name, value in figures.items() if isinstance(value, float)))
     return summaries[0]
 
 
-async def evaluate(
-    questions: Sequence[Question],
-    base_url: str,
-    tokenizer: Tokenizer,
-    config: Config,
-    folder: Path,
-    *,
-    served_name: str = "auto",
-) -> Summary:
+async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Config, folder: Path) -> Summary:
     """Play and judge all `questions` against an endpoint; continues what `folder` already holds.
 
-    `served_name` is the model to ask the endpoint for, auto for the only one. Raises UserError when more than a tenth of the
-    episodes are lost to the infrastructure.
+    Raises UserError when more than a tenth of the episodes are lost to the infrastructure.
     """
-    started, databases, file = time.monotonic(), _databases(questions, config), folder / EPISODE_FILE
-    episodes = {one.question_id: one for one in read_episodes(file) if one.stop is not StopReason.INFRASTRUCTURE}
+    started, tokenizer, file = time.monotonic(), Tokenizer.from_folder(endpoint.tokenizer), folder / EPISODE_FILE
+    databases = {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}
+    judged = {episode.question_id: episode for episode in read_episodes(file) if episode.reward}
+    lost: dict[str, Episode] = {}
     folder.mkdir(parents=True, exist_ok=True)
-    write_jsonl(file, episodes.values())  # completes a half line and drops lost episodes
+    write_jsonl(file, judged.values())  # completes a half line and drops lost episodes
 
     async def play(question: Question) -> None:
-        episode = episodes[question.id] = await run_episode(
+        database = databases[question.database]
+        episode = await run_episode(
             question,
-            toolbox=Toolbox(databases[question.database], tokenizer, config.agent.observation_tokens),
+            toolbox=Toolbox(database, tokenizer, config.agent.observation_tokens),
             chat=chat,
             tokenizer=tokenizer,
             limits=config.agent,
             temperature=config.evaluate.temperature,
         )
+        if episode.stop is StopReason.INFRASTRUCTURE:
+            lost[question.id] = episode
+            return
+        reward = await asyncio.to_thread(judge, question, episode, database, config.grpo)
+        judged[question.id] = dataclasses.replace(episode, reward=reward)
         with file.open("a", encoding="utf-8") as stream:
-            stream.write(to_json(episode) + "\n")
+            stream.write(to_json(judged[question.id]) + "\n")
 
-    async with ChatClient(base_url, api_key=os.environ.get(API_KEY, ""), model=served_name) as chat:
+    async with ChatClient(endpoint.url, os.environ.get(API_KEY, ""), endpoint.served_name) as chat:
         for _ in range(2):  # those lost to the infrastructure once more
-            done = {name for name, episode in episodes.items() if episode.stop is not StopReason.INFRASTRUCTURE}
-            waiting = [question for question in questions if question.id not in done]
+            lost.clear()
+            waiting = [question for question in questions if question.id not in judged]
             await play_all(waiting, play, config.evaluate.concurrency, "episodes")
-    played = [episodes[question.id] for question in questions]
-    lost = [episode for episode in played if episode.stop is StopReason.INFRASTRUCTURE]
-    if len(lost) > _MAX_LOST_SHARE * len(played):
+    if len(lost) > _MAX_LOST_SHARE * len(questions):
         raise UserError(
-            f"{len(lost)} of {len(played)} episodes were lost to the infrastructure, too many for a result; the last "
-            f"one to {lost[-1].error}. See to {base_url} and run the same command again, it continues."
+            f"{len(lost)} of {len(questions)} episodes were lost to the infrastructure, too many for a result; the last "
+            f"one to {[*lost.values()][-1].error}. See to {endpoint.url} and run the same command again, it continues."
         )
-    rewards = judge_all(questions, played, databases, config.grpo)
-    judged = [dataclasses.replace(one, reward=reward) for one, reward in zip(played, rewards, strict=True)]
-    write_jsonl(file, judged)
+    played = [judged.get(question.id) or lost[question.id] for question in questions]
+    write_jsonl(file, played)
     write_table(file, TOOLS)
-    summary = summarise(judged, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
+    summary = summarise(played, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
     seconds = {"seconds": round(time.monotonic() - started, 1)}
     write_json(folder / "summary.json", dataclasses.asdict(summary) | seconds)
     return summary
@@ -266,7 +221,7 @@ async def evaluate(
 async def play_all(
     questions: Sequence[Question], play: Callable[[Question], Awaitable[None]], concurrency: int, label: str
 ) -> None:
-    """`play` each question, at most `concurrency` at a time, under a bar called `label`; the first error ends them all."""
+    """`play` each question, at most `concurrency` at a time, under a bar called `label`; the first error ends all."""
     slots = asyncio.Semaphore(concurrency)
 
     async def in_turn(question: Question) -> None:
@@ -284,17 +239,18 @@ async def play_all(
 
 
 def chosen_questions(config: Config, run: RunDirectory, file: Path | None = None) -> list[Question]:
-    """The questions that every model of a run is asked: the first `evaluate.questions` of `file`, by default the test split.
+    """The questions that every model of a run is asked: the first `evaluate.questions` of `file`.
 
-    The data stage orders a split so that each beginning of it is balanced. Raises UserError when there is none.
+    `file` is by default the test split. The data stage orders a split so that each beginning of it is balanced. Raises
+    UserError when there is none.
     """
     file = file or question_file(run, "test")
     try:
         questions = list(read_questions(file))[: config.evaluate.questions]
     except ValueError as error:
         raise UserError(
-            f"{file} holds no questions as this pipeline writes them ({error}); bring them in with `python -m data import` "
-            f"and give the {QUESTION_FILE} that it writes."
+            f"{file} holds no questions as this pipeline writes them ({error}); bring them in with "
+            f"`python -m data import` and give the {QUESTION_FILE} that it writes."
         ) from error
     if not questions:
         raise UserError(f"{file} holds no question; raise data.test_share or bring more questions.")
@@ -311,11 +267,11 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def summary_line(name: str, summary: dict[str, Any]) -> str:
     """The result of one evaluation in a line."""
-    low, high = summary["interval"]
-    lost = f", {lost} lost to the infrastructure" if (lost := summary["infrastructure_failures"]) else ""
+    found, lost = summary["accuracy"], summary["infrastructure_failures"]
     return (
-        f"{name}: execution accuracy {summary['execution_accuracy']:.1%} (95 % interval {low:.1%} to {high:.1%}), "
-        f"tool-call rate {percent(summary['tool_call_rate'])}, {summary['n']} questions{lost}"
+        f"{name}: execution accuracy {found['mean']:.1%} (95 % interval {found['low']:.1%} to {found['high']:.1%}), "
+        f"tool-call rate {percent(summary['tool_call_rate'])}, {summary['n']} questions"
+        + (f", {lost} lost to the infrastructure" if lost else "")
     )
 
 
@@ -339,13 +295,14 @@ def outcomes(questions: Sequence[Question], folders: Sequence[Path]) -> dict[str
 
 
 def sample_figures(
-    questions: Sequence[Question], folders: Sequence[Path], databases: Mapping[str, Database]
+    questions: Sequence[Question], folders: Sequence[Path], sandbox: SandboxConfig
 ) -> dict[str, float | int | None]:
     """pass@1, 2, 4, … and the accuracy of a majority vote, over questions that have all their samples.
 
     The vote takes the result that most samples agree on, whatever the order of its rows; the earliest one among equals.
     """
     right, count = outcomes(questions, folders), len(folders)
+    databases = {path: Database(path, sandbox) for path in {question.database for question in questions}}
     submitted = [{one.question_id: one.submitted_sql for one in read_episodes(each / EPISODE_FILE)} for each in folders]
     votes = []
     for question in questions:
@@ -365,7 +322,3 @@ def _result(sql: str | None, database: Database) -> Hashable | None:
     except SqlError:
         return None
     return None if result is None or result.truncated else frozenset(Counter(result.rows).items())
-
-
-def _databases(questions: Sequence[Question], config: Config) -> dict[str, Database]:
-    return {path: Database(path, config.sandbox) for path in sorted({question.database for question in questions})}

@@ -19,17 +19,21 @@ from shared.processes.owned_process import OwnedProcess, free_port
 
 
 @contextlib.contextmanager
-def vllm_server(model: Path, config: Config, folder: Path) -> Iterator[str]:
+def vllm_server(
+    model: Path, config: Config, folder: Path, *, served_as: str = "auto", **variables: str
+) -> Iterator[str]:
     """Serve `model` on a free loopback port and yield the base URL (ends in /v1); `folder` gets its log and names it.
+
+    The server answers to the model name `served_as`, and `variables` are added to its environment.
 
     Raises UserError with the log's last lines when the server does not come up or dies inside the block.
     """
     port = free_port()
     service = OwnedProcess(
-        server_argv(model, config, port),
+        server_argv(model, config, port, served_as=served_as),
         name=f"vLLM ({folder.name})",
         log=folder / "vllm.log",
-        env=server_environment(config),
+        env=server_environment(config) | variables,
         health=f"http://127.0.0.1:{port}/health",
         start_timeout=config.vllm.start_timeout_seconds,
         grace=15,

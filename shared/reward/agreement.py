@@ -9,14 +9,14 @@ from pathlib import Path
 from shared.config.schema import SandboxConfig
 from shared.errors import UserError
 from shared.reward.execution_match import execution_match
-from shared.reward.ties import Order, order_of
+from shared.reward.gold_checks import Order, order_of
 from shared.sql.database import Database, QueryResult, SqlError
 
 
 def agrees_on_copies(gold_sql: str, prediction_sql: str, copies: Sequence[Database]) -> bool:
     """True unless some copy tells the queries apart by the house rule.
 
-    A copy on which the gold fails or its answer hangs on ties says nothing.
+    A copy on which the gold fails, or on which ties leave its answer open, says nothing.
     """
     for copy in copies:
         gold, order = _gold(copy, gold_sql)
@@ -33,7 +33,7 @@ def agrees_on_copies(gold_sql: str, prediction_sql: str, copies: Sequence[Databa
 
 @lru_cache(maxsize=512)  # one entry for each database of a run
 def open_copies(folder: str, limits: SandboxConfig) -> tuple[Database, ...]:
-    """The copies in a folder written by shared/reward/perturbed_copies.py; none for "". Raises UserError when they are missing."""
+    """The copies that shared/reward/perturbed_copies.py wrote into a folder; none for "". UserError if they are missing."""
     if not folder:
         return ()
     copies = tuple(Database(path, limits) for path in sorted(Path(folder).glob("*.sqlite")))
@@ -42,7 +42,7 @@ def open_copies(folder: str, limits: SandboxConfig) -> tuple[Database, ...]:
     return copies
 
 
-@lru_cache(maxsize=20_000)  # a gold is asked for once per rollout
+@lru_cache(maxsize=20_000)  # a gold is needed once per rollout
 def _gold(copy: Database, sql: str) -> tuple[QueryResult | None, Order]:
     try:
         result = copy.execute(sql, copy.limits.max_compare_rows)

@@ -20,10 +20,12 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from shared.config.schema import Config
 from shared.errors import UserError
+
+if TYPE_CHECKING:
+    from shared.config.schema import Config
 
 MANIFEST = "manifest.json"
 STARTED = "started.json"

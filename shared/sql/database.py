@@ -19,15 +19,14 @@ from typing import Any
 
 from shared.config.schema import SandboxConfig
 from shared.errors import UserError
-from shared.sql import sandbox, sandbox_official
+from shared.sql.sandbox import MAX_OFFICIAL_SQL_LENGTH, MAX_SQL_LENGTH, connect
 from shared.sql.sandbox_pool import SandboxError, SqlError, ask
 
-_UNREADABLE = "The SQL holds a character that SQLite cannot read; write plain text."
 _OFFICIAL_BYTES = 256_000_000  # of all cells of one result, by far more than any gold of Spider or BIRD returns
 
 Rows = tuple[tuple[Any, ...], ...]
 
-__all__ = ["Column", "Database", "QueryResult", "SandboxError", "Schema", "SqlError", "Table"]
+__all__ = ["Column", "Database", "QueryResult", "SandboxError", "Schema", "SqlError", "Table", "quoted"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Table:
     columns: tuple[Column, ...]
 
     def column(self, name: str) -> Column | None:
-        """The column of that name, upper and lower case alike."""
+        """The column of that name; case does not matter."""
         return next((column for column in self.columns if column.name.lower() == name.lower()), None)
 
 
@@ -60,13 +59,13 @@ class Schema:
     tables: tuple[Table, ...]
 
     def table(self, name: str) -> Table | None:
-        """The table of that name, upper and lower case alike."""
+        """The table of that name; case does not matter."""
         return next((table for table in self.tables if table.name.lower() == name.lower()), None)
 
 
 @dataclass(frozen=True)
 class QueryResult:
-    """Rows of one query; `truncated` says that a row or byte cap left some out."""
+    """Rows of one query; `truncated` means that a row or byte cap left some out."""
 
     columns: tuple[str, ...]
     rows: Rows
@@ -81,25 +80,20 @@ class Database:
         self.limits = limits
         if not self.path.is_file():
             raise UserError(f"Database {self.path} does not exist; check the `database` path of the questions.")
-        with self._damage_is_the_users():
-            self._file = self._settled_file().resolve()
+        with self._blaming_the_file():
+            self._file = self._file_with_all_changes().resolve()
             self._uri = f"{self._file.as_uri()}?mode=ro&immutable=1"
             if not self.schema.tables:
                 raise UserError(f"Database {self.path} holds no table; check that it is the right file.")
 
-    @property
-    def name(self) -> str:
-        """File name without its ending, e.g. `concert_singer`."""
-        return self.path.stem
-
     @cached_property
     def schema(self) -> Schema:
-        """Tables, columns and keys; views that SQLite itself cannot resolve are left out."""
-        with self._damage_is_the_users(), contextlib.closing(sandbox.connect(self._uri)) as connection:
+        """Tables, columns and keys. Views that SQLite itself cannot resolve are left out."""
+        with self._blaming_the_file(), contextlib.closing(connect(self._uri)) as connection:
             names = connection.execute(
                 "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
             ).fetchall()
-            tables = [Table(name, _columns(connection, name)) for (name,) in names]
+            tables = [_table(connection, name) for (name,) in names]
         return Schema(tuple(table for table in tables if table.columns))
 
     def execute(self, sql: str, max_rows: int | None = None) -> QueryResult:
@@ -107,62 +101,55 @@ class Database:
 
         Raises SqlError for everything the author of the SQL can change, UserError for a damaged file.
         """
-        if "\0" in sql:
-            raise SqlError(_UNREADABLE)
-        if len(sql) > sandbox.MAX_SQL_LENGTH:
-            raise SqlError(
-                f"The SQL is too large, more than {sandbox.MAX_SQL_LENGTH} characters; write a shorter one.",
-                "too_large",
-            )
+        if len(sql) > MAX_SQL_LENGTH:
+            message = f"The SQL is too large, more than {MAX_SQL_LENGTH} characters; write a shorter one."
+            raise SqlError(message, "too_large")
+        with self._blaming_the_file():
+            status = self._file.stat()
+        file_state = status.st_ino, status.st_size, status.st_mtime_ns
         limits = self.limits
         wanted = limits.max_rows if max_rows is None else max_rows
-        kind, *answer = ask(
-            "answer", self._uri, _encodable(sql), limits.timeout_seconds, self._mark(), wanted, limits.max_result_bytes
-        )
-        if kind == "damage":
-            raise UserError(f"Database {self.path} cannot be read ({answer[0]}); restore or replace the file.")
-        if kind != "rows":
-            raise SqlError(answer[0], kind)
-        return QueryResult(*answer)
+        answer = ask("answer", self._uri, sql, limits.timeout_seconds, file_state, wanted, limits.max_result_bytes)
+        return self._result(answer)
 
     def text_in_double_quotes(self, sql: str) -> str | None:
         """The first "name" in `sql` that is no column, which SQLite therefore reads as a text; None if there is none."""
-        if '"' not in sql or len(sql) > sandbox.MAX_SQL_LENGTH:
+        if '"' not in sql or len(sql) > MAX_SQL_LENGTH:
             return None
-        found = ask("unknown_name", self._uri, _encodable(sql), self.limits.timeout_seconds)
+        found = ask("unknown_name", self._uri, sql, self.limits.timeout_seconds)
         return found if isinstance(found, str) else None
 
     def official(self, statements: tuple[str, ...], seconds: float, decoding: str) -> list[Rows]:
         """Rows of statements run one after another as an official evaluator does: writing ones work, on a private copy.
 
-        Each has `seconds`; SQLite's own limits apply and no row cap. `decoding` is how text that is not UTF-8 is read:
-        "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
+        Together they have `seconds`; SQLite's own limits apply and no row cap. `decoding` says how text that is not UTF-8 is
+        read: "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
         """
-        if any("\0" in sql or len(sql) > sandbox_official.MAX_SQL_LENGTH for sql in statements):
-            raise SqlError("SQLite does not read this text.")
-        answers = ask("official", self._uri, _encodable(statements), seconds, decoding, _OFFICIAL_BYTES)
-        for kind, *answer in answers:
-            if kind != "rows":
-                raise SqlError(answer[0], kind)
-            if answer[-1]:
-                raise SqlError("The result is too large to be compared.", "too_large")
-        return [rows for _, _, rows, _ in answers]
+        if any(len(sql) > MAX_OFFICIAL_SQL_LENGTH for sql in statements):
+            raise SqlError("SQLite does not read so long a text.", "too_large")
+        answers = ask("official", self._uri, statements, seconds, decoding, _OFFICIAL_BYTES)
+        results = [self._result(answer) for answer in answers]
+        if any(result.truncated for result in results):
+            raise SqlError("The result is too large to be compared.", "too_large")
+        return [result.rows for result in results]
 
-    def _mark(self) -> tuple[int, ...]:
-        """Tells the states of the file apart, as far as that is possible without reading it."""
-        with self._damage_is_the_users():
-            status = self._file.stat()
-        return status.st_ino, status.st_size, status.st_mtime_ns
+    def _result(self, answer: tuple[Any, ...]) -> QueryResult:
+        kind, *parts = answer
+        if kind == "damage":
+            raise UserError(f"Database {self.path} cannot be read ({parts[0]}); restore or replace the file.")
+        if kind != "rows":
+            raise SqlError(parts[0], kind)
+        return QueryResult(*parts)
 
     @contextlib.contextmanager
-    def _damage_is_the_users(self) -> Iterator[None]:
+    def _blaming_the_file(self) -> Iterator[None]:
         """No model can repair a file, so a damaged one ends the run instead of counting as a wrong query."""
         try:
             yield
         except (sqlite3.Error, OSError, UnicodeDecodeError) as error:
             raise UserError(f"Database {self.path} cannot be read ({error}); restore or replace the file.") from error
 
-    def _settled_file(self) -> Path:
+    def _file_with_all_changes(self) -> Path:
         """The file itself, or a private copy when a log beside it holds changes that an immutable read would miss."""
         logs = [Path(f"{self.path}{ending}") for ending in ("-wal", "-journal")]
         logs = [log for log in logs if log.is_file() and log.stat().st_size]
@@ -178,38 +165,24 @@ class Database:
         return copy
 
 
-def _encodable(sql: Any) -> Any:
-    """The same text or texts; SqlError when half a character in them cannot be sent to SQLite."""
-    for text in (sql,) if isinstance(sql, str) else sql:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise SqlError(_UNREADABLE) from None
-    return sql
+def quoted(name: str) -> str:
+    """A table or column name as SQL takes it literally, whatever characters it holds."""
+    return '"' + name.replace('"', '""') + '"'
 
 
-def _columns(connection: sqlite3.Connection, table: str) -> tuple[Column, ...]:
-    keys: dict[str, tuple[str, str | None]] = {}
-    with contextlib.suppress(sqlite3.OperationalError):  # a view of something that is gone
+def _table(connection: sqlite3.Connection, table: str) -> Table:
+    """A table or view as declared, without columns if it is a view of something that is gone."""
+    references: dict[str, str] = {}
+    columns: list[Column] = []
+    with contextlib.suppress(sqlite3.OperationalError):
         for parent, child, target in connection.execute(
             'SELECT "table", "from", "to" FROM pragma_foreign_key_list(?)', (table,)
+        ).fetchall():
+            primary_key = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk = 1", (parent,)).fetchone()
+            column = target or (primary_key and primary_key[0])
+            references.setdefault(child.lower(), f"{parent}.{column}" if column else parent)
+        for name, kind, not_null, position in connection.execute(
+            'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) WHERE hidden <> 1', (table,)
         ):
-            keys.setdefault(child.lower(), (parent, target or _primary_key(connection, parent)))
-        return tuple(
-            Column(name, kind, bool(position), _reference(keys.get(name.lower())), bool(not_null))
-            for name, kind, not_null, position in connection.execute(
-                'SELECT name, type, "notnull", pk FROM pragma_table_xinfo(?) WHERE hidden <> 1', (table,)
-            )
-        )
-    return ()
-
-
-def _primary_key(connection: sqlite3.Connection, table: str) -> str | None:
-    found = connection.execute("SELECT name FROM pragma_table_info(?) WHERE pk = 1", (table,)).fetchone()
-    return found[0] if found else None
-
-
-def _reference(key: tuple[str, str | None] | None) -> str | None:
-    if key is None:
-        return None
-    return f"{key[0]}.{key[1]}" if key[1] else key[0]
+            columns.append(Column(name, kind, bool(position), references.get(name.lower()), bool(not_null)))
+    return Table(table, tuple(columns))

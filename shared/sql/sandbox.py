@@ -1,25 +1,28 @@
-"""What SQL written by a model may do, and what stops it; standard library only.
+"""What SQL written by a model may do, and what stops it. Standard library only.
 
-It runs in processes of its own (shared/sql/sandbox_worker.py), which shared/sql/sandbox_pool.py keeps.
+The SQL runs in processes of its own (shared/sql/sandbox_worker.py), which shared/sql/sandbox_pool.py starts and reuses.
 
 Threat model. The attacker writes SQL: a model under reinforcement learning that tries whatever pays, or a poisoned
 question. It must not change the user's file or create another one, read anything but that database, load code, hold up
-the run, eat the machine's memory, or leave something behind that the next query sees. Against each of these stands:
+the run, exhaust the machine's memory, or leave something behind that the next query sees. Each has its defence:
 
-    writing            file opened `mode=ro` and `immutable` (no lock, no journal beside it), query_only, defensive mode,
-                       an authorizer that lets through nothing but reading; the operating system allows no byte in a file
-    other files        no ATTACH (it alone would create files despite `mode=ro`), no VACUUM INTO, no PRAGMA, no readfile;
-                       few file handles
-    code               no load_extension, no fts3_tokenizer; functions in views of the file itself are not trusted
-    time               a deadline checked between SQLite's instructions; an alarm clock ends the process shortly after it,
-                       whatever C code it is in; the parent ends a process that does not even die of that
-    memory             lengths, columns, depth, rows and bytes are capped, and the address space of the process is
-    leftovers          temporary tables cannot be made, several statements are refused, a connection that failed on
-                       memory is dropped, temporary data stays in memory
+    writing            the file is opened `mode=ro` and `immutable` (no lock, no journal beside it), query_only, defensive
+                       mode, an authorizer that permits reading alone; the operating system lets the process write no file
+    other files        no ATTACH (it alone would create files despite `mode=ro`), no VACUUM INTO, no PRAGMA; temporary
+                       data stays in memory; few file handles
+    code               one allow-list of functions, without load_extension and fts3_tokenizer; functions in views of the
+                       file itself are not trusted
+    time               a deadline checked between SQLite's instructions; an alarm ends the process shortly after it,
+                       whatever C code is running; the parent kills a process that survives even that
+    memory             lengths, columns, depth, rows and bytes are capped, and so is the address space of the process
+    leftovers          temporary tables and several statements are refused; a connection that ran out of memory is closed
 
-Not defended: bugs in SQLite's C code that would let SQL run machine code, a file that the user opens but does not trust, and
-what a result may reveal of the database itself. Against the first a system-call filter would help; there is none, because
-Python's standard library cannot set one and the bindings of libseccomp on PyPI are no longer kept. A container does.
+The official evaluators run everything that a model writes, so `official` lets writing statements work on a private copy
+in memory. All other defences hold there too.
+
+Not defended: bugs in SQLite's C code that let SQL run machine code, a file that the user opens but does not trust, and
+what a result reveals of the database itself. A system-call filter would help against the first, but Python's standard
+library cannot set one, and the bindings of libseccomp on PyPI are no longer maintained. A container does the same.
 """
 
 from __future__ import annotations
@@ -27,21 +30,34 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
+import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-MAX_SQL_LENGTH = 50_000  # bytes
-_KEPT_CONNECTIONS = 24
-_KEPT_KIB = 1_000  # of pages in each
+MAX_SQL_LENGTH = 50_000  # characters
+MAX_OFFICIAL_SQL_LENGTH = 1_000_000  # SQLite's own default
+_KEPT_READERS = 24
 _BLOCK_ROWS = 32  # fetched before their bytes are counted
-_INSTRUCTIONS_PER_CHECK = 1_000
-READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
-_DENIED_FUNCTIONS = frozenset(
-    "load_extension fts3_tokenizer sqlite_log zeroblob randomblob readfile writefile edit".split()
+_INSTRUCTIONS_PER_CHECK = 1_000  # of SQLite's virtual machine, between two looks at the clock
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_FUNCTIONS = frozenset(
+    """
+    -> ->> abs acos acosh asin asinh atan atan2 atanh avg bm25 ceil ceiling changes char coalesce concat concat_ws cos
+    cosh count cume_dist current_date current_time current_timestamp date datetime degrees dense_rank exp first_value
+    floor format glob group_concat hex highlight if ifnull iif instr json json_array json_array_insert
+    json_array_length json_error_position json_extract json_group_array json_group_object json_insert json_object
+    json_patch json_pretty json_quote json_remove json_replace json_set json_type json_valid jsonb jsonb_array
+    jsonb_array_insert jsonb_extract jsonb_group_array jsonb_group_object jsonb_insert jsonb_object jsonb_patch
+    jsonb_remove jsonb_replace jsonb_set julianday lag last_insert_rowid last_value lead length like likelihood likely
+    ln log log10 log2 lower ltrim match matchinfo max median min mod nth_value ntile nullif octet_length offsets
+    percent_rank percentile percentile_cont percentile_disc pi pow power printf quote radians random randomblob rank
+    regexp replace round row_number rtrim sign sin sinh snippet soundex sqlite_source_id sqlite_version sqrt strftime
+    string_agg substr substring subtype sum tan tanh time timediff total total_changes trim trunc typeof unhex unicode
+    unistr unistr_quote unixepoch unlikely upper zeroblob
+    """.split()
 )
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
-_SQLITE_LIMITS = {
+_LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,  # bytes of one text, blob or row
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL_LENGTH,
     sqlite3.SQLITE_LIMIT_COLUMN: 400,
@@ -50,34 +66,47 @@ _SQLITE_LIMITS = {
     sqlite3.SQLITE_LIMIT_VDBE_OP: 200_000,
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
-    sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
 }
+_HEAP_LIMITS = ("hard_heap_limit", "soft_heap_limit")  # PRAGMAs that change the whole process and answer with a value
+_QUIET_SETTINGS = ("data_store_directory", "temp_store", "temp_store_directory", "writable_schema")  # answer nothing
+_CONCERNS_FILES = re.compile(r"\s*(ATTACH|VACUUM)\b", re.IGNORECASE)
 
 Answer = tuple[Any, ...]  # ("rows", columns, rows, truncated), or a kind of failure and its message
-FileMark = tuple[int, ...]
 
 
-def connect(uri: str) -> sqlite3.Connection:
-    """A connection that keeps text readable even where it is not valid UTF-8."""
-    connection = sqlite3.connect(uri, uri=True, isolation_level=None, cached_statements=0)
-    connection.text_factory = lambda value: value.decode("utf-8", "replace")
+def connect(address: str, decoding: str = "replace") -> sqlite3.Connection:
+    """A connection with the settings that all connections share; `decoding` says how text that is not UTF-8 is read."""
+    connection = sqlite3.connect(address, uri=True, isolation_level=None, cached_statements=0)
+    connection.text_factory = lambda value: value.decode("utf-8", decoding)
+    connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
+    connection.setconfig(sqlite3.SQLITE_DBCONFIG_TRUSTED_SCHEMA, False)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
+    connection.execute("PRAGMA temp_store=MEMORY")
+    with contextlib.suppress(
+        sqlite3.OperationalError
+    ):  # later an authorizer would take this for a change of the schema
+        connection.execute("SELECT 1 FROM json_each('0'), json_tree('0')").fetchall()
     return connection
 
 
-def answer(uri: str, sql: str, seconds: float, mark: FileMark, max_rows: int, max_bytes: int) -> Answer:
+def answer(uri: str, sql: str, seconds: float, file_state: tuple[int, ...], max_rows: int, max_bytes: int) -> Answer:
     """The result of one query, or why there is none: "damage" for a file that no SQL can read.
 
-    `mark` tells the states of the file apart: a connection is kept for later queries as long as it stays the same.
+    The connection serves later queries too, as long as `file_state`, which identifies a state of the file, is the same.
     """
-    result = caught(sql, seconds, lambda: fetch(_kept(uri, mark, seconds), sql, max_rows, max_bytes))
+    try:
+        connection = _reader(uri, file_state)
+    except sqlite3.Error as error:
+        return _failure(error, sql, seconds)
+    result = _run(connection, sql, seconds, time.monotonic() + seconds, max_rows, max_bytes)
     return ("error", "The SQL holds no query; send one SELECT statement.") if result[:2] == ("rows", ()) else result
 
 
 def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
     """The first name in double quotes that is no column, which SQLite would read as a text; None if there is none."""
     try:
-        with contextlib.closing(_guarded(uri)) as connection:
-            set_deadline(connection, seconds)
+        with contextlib.closing(_open_reader(uri)) as connection:
+            _set_deadline(connection, time.monotonic() + seconds)
             connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
             connection.execute(f"EXPLAIN {sql}")
     except (sqlite3.Error, UnicodeError, MemoryError) as error:
@@ -86,115 +115,130 @@ def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
     return None
 
 
-_connections: dict[tuple[str, FileMark], sqlite3.Connection] = {}  # the longest unused one first
+def official(uri: str, statements: tuple[str, ...], seconds: float, decoding: str, max_bytes: int) -> list[Answer]:
+    """Results of statements run one after another on one connection, as an official evaluator would see them.
 
-
-def _kept(uri: str, mark: FileMark, seconds: float) -> sqlite3.Connection:
-    connection = _connections.pop((uri, mark), None) or _guarded(uri)
-    _drop_connections(all_but=_KEPT_CONNECTIONS - 1)
-    _connections[uri, mark] = connection
-    set_deadline(connection, seconds)
-    return connection
-
-
-def _drop_connections(all_but: int) -> None:
-    while len(_connections) > all_but:
-        _connections.pop(next(iter(_connections))).close()
-
-
-def _guarded(uri: str) -> sqlite3.Connection:
-    """A connection that can only read."""
-    connection = connect(uri)
-    connection.setconfig(sqlite3.SQLITE_DBCONFIG_DEFENSIVE, True)
-    connection.setconfig(sqlite3.SQLITE_DBCONFIG_TRUSTED_SCHEMA, False)
-    connection.execute("PRAGMA query_only=1")
-    connection.execute("PRAGMA temp_store=MEMORY")
-    connection.execute(f"PRAGMA cache_size=-{_KEPT_KIB}")
-    know_json(connection)
-    for limit, value in _SQLITE_LIMITS.items():
-        connection.setlimit(limit, value)
-    connection.set_authorizer(_authorize)
-    return connection
-
-
-def know_json(connection: sqlite3.Connection) -> None:
-    """Let SQLite set up its JSON tables now: on their first use an authorizer would see that as a change of the schema."""
-    with contextlib.suppress(sqlite3.OperationalError):
-        connection.execute("SELECT 1 FROM json_each('0'), json_tree('0')").fetchall()
-
-
-def set_deadline(connection: sqlite3.Connection, seconds: float) -> None:
+    Together they have `seconds`. The list ends with the first failure. Anything beyond reading makes all of them run again
+    on a private copy in memory; ATTACH and VACUUM, which concern files, count as done there.
+    """
     deadline = time.monotonic() + seconds
+
+    def results(connection: sqlite3.Connection, texts: tuple[str, ...]) -> list[Answer]:
+        answers: list[Answer] = []
+        for sql in texts:
+            answers.append(_run(connection, sql, seconds, deadline, sys.maxsize, max_bytes))
+            if answers[-1][0] != "rows":
+                break
+        return answers
+
+    with contextlib.closing(connect(uri, decoding)) as connection:
+        connection.set_authorizer(_authorize_reading)
+        answers = results(connection, statements)
+    if answers[-1][0] != "denied":
+        return answers
+    with contextlib.closing(connect(":memory:", decoding)) as copy:
+        try:
+            with contextlib.closing(connect(uri)) as connection:
+                connection.backup(copy)
+        except (MemoryError, sqlite3.Error) as error:
+            return [("too_large", f"No private copy to write to can be made ({error}).")]
+        copy.isolation_level = "DEFERRED"  # Python's default, with which the evaluators run
+        copy.set_authorizer(_authorize_private_copy)
+        return results(copy, tuple("" if _CONCERNS_FILES.match(sql) else sql for sql in statements))
+
+
+_readers: dict[tuple[str, tuple[int, ...]], sqlite3.Connection] = {}  # the least recently used first
+
+
+def _reader(uri: str, file_state: tuple[int, ...]) -> sqlite3.Connection:
+    """A connection that can only read, kept for later queries on the same state of the file."""
+    connection = _readers.pop((uri, file_state), None) or _open_reader(uri)
+    while len(_readers) >= _KEPT_READERS:
+        _readers.pop(next(iter(_readers))).close()
+    _readers[uri, file_state] = connection
+    return connection
+
+
+def _open_reader(uri: str) -> sqlite3.Connection:
+    connection = connect(uri)
+    connection.execute("PRAGMA query_only=1")
+    connection.execute("PRAGMA cache_size=-1000")  # KiB of pages
+    for limit, value in _LIMITS.items():
+        connection.setlimit(limit, value)
+    connection.set_authorizer(_authorize_reading)
+    return connection
+
+
+def _set_deadline(connection: sqlite3.Connection, deadline: float) -> None:
     connection.set_progress_handler(lambda: time.monotonic() >= deadline, _INSTRUCTIONS_PER_CHECK)
 
 
-def _authorize(action: int, _: str | None, function: str | None, *__: str | None) -> int:
-    harmless = action != sqlite3.SQLITE_FUNCTION or (function or "").lower() not in _DENIED_FUNCTIONS
-    return sqlite3.SQLITE_OK if action in READING and harmless else sqlite3.SQLITE_DENY
+def _authorize_reading(action: int, _: str | None, function: str | None, *__: str | None) -> int:
+    allowed = action in _READING and (action != sqlite3.SQLITE_FUNCTION or (function or "").lower() in _FUNCTIONS)
+    return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
-def caught(sql: str, seconds: float, query: Callable[[], Answer]) -> Answer:
-    """The answer of `query`, its failure turned into a kind and a message."""
+def _authorize_private_copy(action: int, name: str | None, value: str | None, *_: str | None) -> int:
+    """Permit all that stays inside the copy. Settings that would reach beyond it are refused or ignored."""
+    pragma = (name or "").lower() if action == sqlite3.SQLITE_PRAGMA and value is not None else ""
+    unknown_function = action == sqlite3.SQLITE_FUNCTION and (value or "").lower() not in _FUNCTIONS
+    if action in (sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH) or pragma in _HEAP_LIMITS or unknown_function:
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_IGNORE if pragma in _QUIET_SETTINGS else sqlite3.SQLITE_OK
+
+
+def _run(
+    connection: sqlite3.Connection, sql: str, seconds: float, deadline: float, max_rows: int, max_bytes: int
+) -> Answer:
+    """At most `max_rows` rows of a statement, whose cells have at most `max_bytes` together (a number counts 8)."""
+    if "\0" in sql or sql.encode("utf-8", "ignore").decode() != sql:  # half a character is left out of the bytes
+        return "error", "The SQL holds a character that SQLite cannot read; write plain text."
+    _set_deadline(connection, deadline)
+    rows: list[tuple[Any, ...]] = []
     try:
-        return query()
-    except MemoryError:
-        _drop_connections(all_but=0)
+        with contextlib.closing(connection.execute(sql)) as cursor:
+            columns = tuple(column[0] for column in cursor.description or ())
+            while block := cursor.fetchmany(min(_BLOCK_ROWS, max_rows + 1 - len(rows))):
+                for row in block:
+                    max_bytes -= sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+                    if len(rows) >= max_rows or max_bytes < 0:
+                        return "rows", columns, tuple(rows), True
+                    rows.append(row)
+        return "rows", columns, tuple(rows), False
+    except (MemoryError, UnicodeError, sqlite3.Error, sqlite3.Warning) as error:
+        return _failure(error, sql, seconds)
+
+
+def _failure(error: Exception, sql: str, seconds: float) -> Answer:
+    """Kind and message of a failure, the message such that the author of the SQL can act on it."""
+    code, text = getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error)
+    if isinstance(error, MemoryError):
+        while _readers:
+            _readers.popitem()[1].close()
         return "too_large", "The query needs too much memory; select fewer rows or shorter values."
-    except UnicodeError:  # a column name or an error message quotes bytes of the data
-        return (
-            "error",
-            "The result names text that is not valid UTF-8; select other columns, or give them names with AS.",
-        )
-    except (sqlite3.Error, sqlite3.Warning) as error:
-        return _failure(error, sql, f"{seconds:g}")
-
-
-def fetch(connection: sqlite3.Connection, sql: str, max_rows: int, max_bytes: int) -> Answer:
-    """At most `max_rows` rows, whose cells have at most `max_bytes` together (a number counts 8)."""
-    with contextlib.closing(connection.execute(sql)) as cursor:
-        if cursor.description is None:
-            return "rows", (), (), False
-        rows: list[tuple[Any, ...]] = []
-        while block := cursor.fetchmany(min(_BLOCK_ROWS, max_rows + 1 - len(rows))):
-            for row in block:
-                for value in row:
-                    max_bytes -= len(value) if isinstance(value, (str, bytes)) else 8
-                if len(rows) >= max_rows or max_bytes < 0:
-                    return "rows", _names(cursor), tuple(rows), True
-                rows.append(row)
-        return "rows", _names(cursor), tuple(rows), False
-
-
-def _names(cursor: sqlite3.Cursor) -> tuple[str, ...]:
-    return tuple(column[0] for column in cursor.description)
-
-
-def _failure(error: Exception, sql: str, seconds: str) -> tuple[str, str]:
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if isinstance(error, UnicodeError):  # a column name or an error message quotes bytes of the data
+        hint = "select other columns, or give them names with AS"
+        return "error", f"The result names text that is not valid UTF-8; {hint}."
     if code in _DAMAGE:
-        return "damage", str(error)
+        return "damage", text
     if code == sqlite3.SQLITE_INTERRUPT:
         return "timeout", timeout_message(seconds)
-    if code == sqlite3.SQLITE_AUTH or str(error).startswith("not authorized"):
-        return "denied", _denial(error, sql)
+    if "not authorized to use function" in text:
+        return "denied", f"This is not allowed: {text}."
+    if code == sqlite3.SQLITE_AUTH or text.startswith("not authorized"):
+        words = re.sub(r"--[^\n]*|/\*.*?\*/", " ", sql, flags=re.DOTALL).split(maxsplit=1)
+        first = words[0].upper() if words else ""
+        what = "This statement" if first in ("SELECT", "WITH", "EXPLAIN", "VALUES") else first
+        return "denied", f"{what} is not allowed, the database is read-only; only SELECT works."
     if code == sqlite3.SQLITE_TOOBIG or isinstance(error, sqlite3.DataError):
-        return "too_large", f"The query is too large for SQLite's limits ({error})."
-    if "one statement at a time" in str(error):
+        return "too_large", f"The query is too large for SQLite's limits ({text})."
+    if "one statement at a time" in text:
         return "error", "Send one statement per call, without a second one after the semicolon."
-    if "bindings supplied" in str(error):
+    if "bindings supplied" in text:
         return "error", "Parameters such as ? or :name have no value here; write the values into the SQL."
-    return "error", str(error)
+    return "error", text
 
 
-def timeout_message(seconds: str) -> str:
+def timeout_message(seconds: float) -> str:
     """What a model is told when its query took longer than `seconds`."""
-    return f"The query was stopped after {seconds} s; filter earlier or join on keys."
-
-
-def _denial(error: Exception, sql: str) -> str:
-    if "function" in str(error):
-        return f"This is not allowed: {error}."
-    words = re.sub(r"--[^\n]*|/\*.*?\*/", " ", sql, flags=re.DOTALL).split(maxsplit=1)
-    first = words[0].upper() if words else ""
-    what = "This statement" if first in ("SELECT", "WITH", "EXPLAIN", "VALUES") else first
-    return f"{what} is not allowed, the database is read-only; only SELECT works."
+    return f"The query was stopped after {seconds:g} s; filter earlier or join on keys."

@@ -1,4 +1,4 @@
-"""Runs SQL in sandbox processes (shared/sql/sandbox_worker.py) that are kept for the next query and end with this one.
+"""Runs SQL in sandbox processes (shared/sql/sandbox_worker.py), which are reused and end with this process.
 
 Calls may come from any thread; each query has a process to itself. A query that cannot be stopped otherwise takes only
 its own process with it.
@@ -14,12 +14,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from shared.sql import sandbox
-from shared.sql import sandbox_worker as sandbox_process
+from shared.sql.sandbox import timeout_message
+from shared.sql.sandbox_worker import receive, send
 
-_GRACE_SECONDS = 10.0  # for a start on a busy machine; a process that outlives its own alarm clock by more is killed
+_START_SECONDS = 120.0  # for a start on a busy machine; no query's time
+_GRACE_SECONDS = 10.0  # a process that outlives its own alarm by more is killed
 
 
 class SqlError(Exception):
@@ -37,23 +38,15 @@ class SandboxError(RuntimeError):
     """The process that runs the SQL could not start or broke; nobody's query is to blame."""
 
 
-class _EndedIdle(Exception):
-    """The process ended before it took up the request."""
-
-
 def ask(request: str, uri: str, sql: str | tuple[str, ...], seconds: float, *rest: Any) -> Any:
-    """The answer of a function of shared/sql/sandbox.py or shared/sql/sandbox_official.py; raises SqlError when the query ended its process."""
-    while True:
-        idle = _take_idle()
-        worker = idle or _Worker()
-        try:
-            result = worker.ask((request, uri, sql, seconds, *rest))
-        except _EndedIdle as error:
-            if idle:  # it ended while it waited: take another one
-                continue
-            raise SandboxError("the SQL sandbox ended at once; its message stands above") from error
+    """The answer of a function of shared/sql/sandbox.py. Raises SqlError when the query ended its process."""
+    worker = _idle_worker() or _Worker()
+    result, reusable = worker.ask((request, uri, sql, seconds, *rest))
+    if reusable:
         _idle.append(worker)
-        return result
+    else:
+        worker.close()
+    return result
 
 
 class _Worker:
@@ -62,72 +55,79 @@ class _Worker:
     def __init__(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
         program = f"import sys; sys.path.append({root!r}); from shared.sql.sandbox_worker import serve; serve()"
-        command = [sys.executable, "-I", "-S", "-c", program]
         # Libraries preloaded for vLLM would use up the sandbox's memory before it starts.
         variables = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-        self._process = subprocess.Popen(
-            command, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", program],
+            env=variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self._requests, self._answers = self.process.stdin, self.process.stdout
+        try:
+            self._receive(_START_SECONDS)
+        except (EOFError, TimeoutError) as error:
+            code = self.close()
+            raise SandboxError(
+                f"the SQL sandbox did not start, it ended with exit code {code}; its message stands above"
+            ) from error
 
     def ask(self, request: tuple[Any, ...]) -> Any:
-        """Send one request and wait for its answer; raises SqlError when the query ended the process."""
+        """Send one request and wait for its answer. Raises SqlError when the query ended the process."""
         seconds = request[3]
-        silent = False
         try:
-            sandbox_process.send(_open(self._process.stdin), request)
-            silent = not self._answers_within(seconds + _GRACE_SECONDS)
-            return sandbox_process.receive(_open(self._process.stdout))
-        except (EOFError, BrokenPipeError) as error:
+            send(self._requests, request)
+            return self._receive(seconds + _GRACE_SECONDS)
+        except (EOFError, TimeoutError, BrokenPipeError) as error:
             code = self.close()
-            if silent or code == -signal.SIGALRM:
-                raise SqlError(sandbox.timeout_message(f"{seconds:g}"), "timeout") from None
-            if code == 0 or isinstance(error, BrokenPipeError):
-                raise _EndedIdle from error
-            if code < 0:
+            if isinstance(error, TimeoutError) or code == -signal.SIGALRM:
+                raise SqlError(timeout_message(seconds), "timeout") from None
+            if code < 0 and not isinstance(error, BrokenPipeError):
                 message = "The query used up the memory of the sandbox; select less at once."
                 raise SqlError(message, "too_large") from None
             raise SandboxError(f"the SQL sandbox ended with exit code {code}; its message stands above") from error
         except BaseException:  # interrupted: an answer still to come must not reach the next request
-            self._process.kill()
+            self.process.kill()
             self.close()
             raise
 
-    def _answers_within(self, seconds: float) -> bool:
-        """True when there is something to read; a process that stays silent for so long is killed."""
+    def _receive(self, seconds: float) -> Any:
+        """Wait for one value. Kills the process and raises TimeoutError when it stays silent for so long."""
         poll = select.poll()
-        poll.register(_open(self._process.stdout), select.POLLIN)
-        if poll.poll(seconds * 1000):
-            return True
-        self._process.kill()
-        return False
+        poll.register(self._answers, select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            self.process.kill()
+            raise TimeoutError
+        return receive(self._answers)
 
     def close(self) -> int:
         """End the process and return its exit code."""
         with contextlib.suppress(BrokenPipeError):
-            _open(self._process.stdin).close()
-        _open(self._process.stdout).close()
-        return self._process.wait()
-
-
-def _open(stream: IO[bytes] | None) -> IO[bytes]:
-    assert stream is not None
-    return stream
+            self._requests.close()
+        self._answers.close()
+        return self.process.wait()
 
 
 _idle: list[_Worker] = []  # append and pop are atomic
 
 
-def _take_idle() -> _Worker | None:
-    try:
-        return _idle.pop()
-    except IndexError:
-        return None
+def _idle_worker() -> _Worker | None:
+    """A process that waits for work; those that something else has ended meanwhile are dropped."""
+    with contextlib.suppress(IndexError):
+        while worker := _idle.pop():
+            if worker.process.poll() is None:
+                return worker
+            worker.close()
+    return None
 
 
+@atexit.register
 def _close_idle() -> None:
-    while worker := _take_idle():
+    while worker := _idle_worker():
         worker.close()
 
 
-atexit.register(_close_idle)
 os.register_at_fork(after_in_child=_idle.clear)  # the pipes belong to the parent

@@ -1,12 +1,11 @@
-"""The checkpoints of a GRPO run: which are there, which are kept, from which one it goes on.
+"""The checkpoints of a GRPO run: which exist, which are kept, and which one a run resumes from.
 
     checkpoints/global_step_<N>/{actor/,data.pt,probe.json}   written by the trainer
     checkpoints/latest_checkpointed_iteration.txt             written last; VERL resumes from the step that it names
-    checkpoints/tripped_step_<N>/                             saved by a run that went wrong, for a look at it
+    checkpoints/tripped_step_<N>/                             saved by a run that went wrong, kept for inspection
     checkpoints/removed_step_<N>/                             about to be deleted
 
-VERL's own rotation forgets what earlier attempts of a run saved and knows nothing of validations, so it is off and
-`prune` does its work.
+VERL's own rotation ignores earlier attempts of a run and validations, so it is off and `prune` does its work.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ def step_folder(checkpoints: Path, step: int) -> Path:
 
 
 def saved_steps(checkpoints: Path) -> list[int]:
-    """Completely saved steps, ascending: a folder beyond the marker was left half-written by a killed trainer.
+    """Completely saved steps, ascending. A folder beyond the marker was left half-written by a killed trainer.
 
-    A marker that names no step is that of a trainer killed while it wrote it, which comes last: all steps are complete.
+    A marker without a number belongs to a trainer that was killed while it wrote the marker. That comes last, so all
+    steps are complete.
     """
     try:
         marked = (checkpoints / MARKER).read_text(encoding="utf-8").strip()
@@ -43,7 +43,7 @@ def newest_step(checkpoints: Path) -> int:
 
 
 def prune(checkpoints: Path, keep: Collection[int]) -> None:
-    """Remove the saved steps that are not in `keep`; what the trainer is writing right now is never touched."""
+    """Remove the saved steps that are not in `keep`. Never touches the step that the trainer is writing."""
     for step in saved_steps(checkpoints):
         if step not in keep:
             removed = checkpoints / f"removed_step_{step}"
@@ -54,7 +54,7 @@ def prune(checkpoints: Path, keep: Collection[int]) -> None:
 
 
 def clear_remains(checkpoints: Path) -> None:
-    """Make a killed run's folder fit for the next trainer: the marker whole, nothing half-written or half-removed."""
+    """Prepare a killed run's folder for the next trainer: complete the marker, delete what is half-written or half-removed."""
     saved = saved_steps(checkpoints)
     if saved:
         _mark(checkpoints, saved[-1])
@@ -64,13 +64,13 @@ def clear_remains(checkpoints: Path) -> None:
 
 
 def rewind(checkpoints: Path, step: int) -> None:
-    """Make `step` the newest checkpoint (0: start anew); later ones stay as `tripped_step_<N>`, an older such is replaced."""
+    """Make `step` the newest checkpoint (0: start anew). Later ones become `tripped_step_<N>` and replace older such folders."""
     later = [saved for saved in saved_steps(checkpoints) if saved > step]
     for old in checkpoints.glob("tripped_step_*"):
         shutil.rmtree(old)
     for saved in later:
         step_folder(checkpoints, saved).rename(checkpoints / f"tripped_step_{saved}")
-    if step:  # last: what lies beyond the marker is taken for half-written after a kill
+    if step:  # last: after a kill, folders beyond the marker count as half-written
         _mark(checkpoints, step)
     else:
         (checkpoints / MARKER).unlink(missing_ok=True)

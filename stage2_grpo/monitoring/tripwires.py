@@ -1,7 +1,7 @@
-"""When a GRPO run must not go on, and which of its steps is the best: pure rules over the rows of metrics.jsonl.
+"""When a GRPO run must stop, and which step is the best: pure rules over the rows of metrics.jsonl.
 
-A row holds the figures of one step (see progress.py), of the validation after it (`validation_*`), or of both; rows are
-ordered by step. Tripwires that watch a drift compare the last `safety.window` steps with the first ones.
+A row holds the figures of one step (step_metrics.py), of the validation after it (`validation_*`), or of both. Rows are
+ordered by step. Drift tripwires compare the last `safety.window` steps with the first ones.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Trip:
-    """A run that went wrong: the sentence for the user, and the first step whose checkpoint belongs to the fault.
+    """A run that went wrong.
 
-    What shows in the episodes of a step is the policy that the step before it has made and saved.
+    `since` is the first step whose checkpoint belongs to the fault. The episodes of a step show the policy that the
+    previous step saved.
     """
 
     sentence: str
@@ -29,19 +30,54 @@ class Trip:
 
 
 def tripped(rows: Sequence[Row], safety: SafetyConfig) -> Trip | None:
-    """The first tripwire that the newest step released, None while all is well."""
+    """The first tripwire that the newest step triggers; None when there is none."""
     steps = _steps(rows)
     if not steps:
         return None
-    if trip := _not_finite(steps[-1]):
-        return trip
+    for name in ("loss", "grad_norm"):
+        value = steps[-1].get(name)
+        if value is not None and not math.isfinite(value):
+            where = f"the {name.replace('_', ' ')} of step {steps[-1]['step']} is {value}"
+            return Trip(f"{where}, so the training diverged; lower grpo.learning_rate", steps[-1]["step"])
     if not safety.window or len(steps) < safety.window:
         return None
-    first, last = steps[: safety.window], _watched(steps, safety)
-    sentence = _nothing_to_compare(last)
-    if len(steps) >= 2 * safety.window:
-        sentence = sentence or _drift(first, last, safety)
+    first, last = steps[: safety.window], steps[-safety.window :]
+    sentence = None
+    if all(row.get("mixed_groups") == 0.0 for row in last):
+        accuracy = percent(mean(row["execution_accuracy"] for row in last))
+        sentence = (
+            f"no group of the last {len(last)} steps had both right and wrong episodes (accuracy {accuracy}), so there is "
+            "nothing to learn from; bring easier or harder questions, or start from a better stage-1 checkpoint"
+        )
+    elif len(steps) >= 2 * safety.window:
+        sentence = _drift(first, last, safety)
     return Trip(sentence, last[0]["step"] - 1) if sentence else None
+
+
+def _drift(first: Sequence[Row], last: Sequence[Row], safety: SafetyConfig) -> str | None:
+    ratios = {}
+    for name in ("entropy", "episode_tokens", "tool_call_rate"):
+        before, after = (mean(row[name] for row in rows if row.get(name) is not None) for rows in (first, last))
+        if before and after is not None:
+            ratios[name] = after / before
+    entropy, length, calls = (ratios.get(name, 1.0) for name in ("entropy", "episode_tokens", "tool_call_rate"))
+    compared = f"in the last {len(last)} steps, compared with the first"
+    if entropy < safety.entropy_share:
+        return (
+            f"the entropy collapsed to {entropy:.0%} {compared} (safety.entropy_share), so the episodes of a group are all "
+            "alike; lower grpo.learning_rate, or set grpo.entropy_coeff"
+        )
+    if "episode_tokens" in ratios and length > safety.length_factor:
+        return (
+            f"the episodes grew to {length:.1f} times their tokens {compared} (safety.length_factor); lower "
+            "grpo.learning_rate, or agent.max_turn_tokens"
+        )
+    if calls < safety.tool_call_share:
+        return (
+            f"the tool-call rate fell to {calls:.0%} {compared} (safety.tool_call_share), so the policy unlearns its tools; "
+            "lower grpo.learning_rate, or raise grpo.reward_valid_call"
+        )
+    return None
 
 
 def best_step(rows: Sequence[Row], saved: Collection[int]) -> int | None:
@@ -57,74 +93,23 @@ def validations_since_best(rows: Sequence[Row]) -> int:
 
 
 def kept_steps(rows: Sequence[Row], saved: Sequence[int], config: Config) -> set[int]:
-    """The saved steps to keep: the newest ones, the best, and what a tripwire may go back to.
+    """The saved steps to keep: the newest ones, the best, and those that a tripwire may roll back to.
 
-    That is the last step saved before those whose policy the tripwires watch, and the first one among these, which takes its
-    place as they move on.
+    A rollback needs the last step saved before the watched window, and the first one within it, which takes over as the
+    window moves on.
     """
-    watched = _watched(_steps(rows), config.safety)
-    first = watched[0]["step"] - 1 if watched else rows[-1]["step"] + 1
-    before, among = [step for step in saved if step < first], [step for step in saved if step >= first]
-    return {*saved[-config.grpo.keep_checkpoints :], *before[-1:], *among[:1], best_step(rows, saved) or 0}
+    steps, window = _steps(rows), config.safety.window
+    first = steps[-window:][0]["step"] - 1 if window and steps else rows[-1]["step"] + 1
+    before, within = [step for step in saved if step < first], [step for step in saved if step >= first]
+    return {*saved[-config.grpo.keep_checkpoints :], *before[-1:], *within[:1], best_step(rows, saved) or 0}
 
 
 def _steps(rows: Sequence[Row]) -> list[Row]:
+    """The rows of steps. A step without an update has no row."""
     return [row for row in rows if "episodes" in row]
 
 
-def _watched(steps: Sequence[Row], safety: SafetyConfig) -> Sequence[Row]:
-    """The last `safety.window` steps; a step that made no update has no row and is none of them."""
-    return steps[-safety.window :] if safety.window else []
-
-
 def _validations(rows: Sequence[Row]) -> dict[int, float]:
-    """Accuracy by step; a step that was validated again after a resumption counts once."""
+    """Accuracy by step; a step that a resumed run validates again counts once."""
     key = "validation_execution_accuracy"
     return {row["step"]: row[key] for row in rows if row.get(key) is not None}
-
-
-def _not_finite(step: Row) -> Trip | None:
-    for name in ("loss", "grad_norm"):
-        value = step.get(name)
-        if value is not None and not math.isfinite(value):
-            where = f"the {name.replace('_', ' ')} of step {step['step']} is {value}"
-            return Trip(f"{where}, so the training diverged; lower grpo.learning_rate", step["step"])
-    return None
-
-
-def _nothing_to_compare(last: Sequence[Row]) -> str | None:
-    """GRPO learns from the differences inside a group: all right or all wrong, it trains nothing."""
-    if any(row.get("mixed_groups") != 0.0 for row in last):
-        return None
-    accuracy = mean(row["execution_accuracy"] for row in last)
-    return (
-        f"no group of the last {len(last)} steps had both right and wrong episodes (accuracy {percent(accuracy)}), so there is "
-        "nothing to learn from; bring easier or harder questions, or start from a better stage-1 checkpoint"
-    )
-
-
-def _drift(first: Sequence[Row], last: Sequence[Row], safety: SafetyConfig) -> str | None:
-    entropy, length, calls = (_ratio(name, first, last) for name in ("entropy", "episode_tokens", "tool_call_rate"))
-    compared = f"in the last {len(last)} steps, compared with the first"
-    if entropy is not None and entropy < safety.entropy_share:
-        return (
-            f"the entropy collapsed to {entropy:.0%} {compared} (safety.entropy_share), so the episodes of a group are all "
-            "alike; lower grpo.learning_rate, or set grpo.entropy_coeff"
-        )
-    if length is not None and length > safety.length_factor:
-        return (
-            f"the episodes grew to {length:.1f} times their tokens {compared} (safety.length_factor); lower "
-            "grpo.learning_rate, or agent.max_turn_tokens"
-        )
-    if calls is not None and calls < safety.tool_call_share:
-        return (
-            f"the tool-call rate fell to {calls:.0%} {compared} (safety.tool_call_share), so the policy unlearns its tools; "
-            "lower grpo.learning_rate, or raise grpo.reward_valid_call"
-        )
-    return None
-
-
-def _ratio(name: str, first: Sequence[Row], last: Sequence[Row]) -> float | None:
-    """Mean of a figure over the last steps as a multiple of that over the first; None where it was not measured or 0."""
-    before, after = (mean(row[name] for row in rows if row.get(name) is not None) for rows in (first, last))
-    return after / before if before and after is not None else None

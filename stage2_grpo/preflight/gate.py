@@ -1,23 +1,17 @@
 """The readiness gate: before GRPO the start model plays training questions the way the rollouts will.
 
     gate/<mark>/{vllm.log,episodes.jsonl,sample_2/,…}   the probe: an evaluation, gate.samples times
-    gate/<mark>/gate.json                                             its figures, and which samples of a question are right
-    grpo/train.jsonl                                                  the questions that GRPO trains on
+    gate/<mark>/gate.json                               its figures, and which samples of a question are right
 
 GRPO compares episodes of one question, so it needs a model that calls tools and is right sometimes, not always. A model
-below the thresholds would cost a night and learn nothing. Questions that were always or never solved are
-"flat": they teach nothing for now, and only a capped share of the training rows may be such. The built-in agent plays the
-probe, whatever grpo.agent names.
-
-`python -m stage2_grpo gate --model A --model B` probes several checkpoints of stage 1 and names the one to start from.
+below the thresholds would learn nothing. Questions that the probe always or never solves are "flat": they teach nothing for
+now, so at most gate.flat_share of the training rows may be flat. The built-in agent plays the probe, whatever grpo.agent names.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from shared.cli.command_line import carry_out, common_parser
@@ -27,7 +21,7 @@ from shared.evaluation.metrics import mean, percent
 from shared.evaluation.run import evaluation_fingerprint, outcomes, play_model, read_summary, sample_folders
 from shared.models.folder import check_model_folder
 from shared.records import Question, read_questions
-from shared.runs.manifest import RunDirectory, begin_stage, question_file, write_json
+from shared.runs.manifest import RunDirectory, begin_stage, question_file, read_object, write_json
 
 _DESCRIPTION = """Probes checkpoints of stage 1 the way the readiness gate of stage 2 does, with gate.samples episodes on each of
 gate.questions training questions, and names the one to start GRPO from: the one that solves most questions at least once."""
@@ -46,6 +40,13 @@ class Readiness:
     mixed_share: float  # questions with right and wrong episodes
     tool_call_rate: float  # episodes with a call that the stock Hermes grammar reads
     mean_turns: float
+
+    def __str__(self) -> str:
+        return (
+            f"pass@1 {percent(self.pass_at_1)}  pass@{self.samples} {percent(self.pass_at_k)}  mixed groups "
+            f"{percent(self.mixed_share)}  tool calls {percent(self.tool_call_rate)}  turns {self.mean_turns:.1f}  questions "
+            f"{self.questions}"
+        )
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -67,8 +68,8 @@ def training_questions(config: Config, run: RunDirectory, model: Path, questions
     """
     if not config.gate.questions:
         return list(questions)
-    readiness, solved = probed(config, run, model, questions[: config.gate.questions])
-    print(f"grpo: gate  {readiness_line(readiness)}", flush=True)
+    readiness, solved = probe(config, run, model, questions[: config.gate.questions])
+    print(f"grpo: gate  {readiness}", flush=True)
     if sentence := shortfall(readiness, config.gate):
         raise UserError(sentence)
     kept = without_flat(questions, solved, config.gate.flat_share)
@@ -95,9 +96,9 @@ def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
     """
     plan(config, run, models)
     questions = list(read_questions(question_file(run, "train")))[: config.gate.questions]
-    found = {model: probed(config, run, model, questions)[0] for model in models}
+    found = {model: probe(config, run, model, questions)[0] for model in models}
     for model, readiness in found.items():
-        print(f"{readiness_line(readiness)}  {model}\n    {shortfall(readiness, config.gate) or 'ready'}")
+        print(f"{readiness}  {model}\n    {shortfall(readiness, config.gate) or 'ready'}")
     best = readiest(found, config.gate)
     if shortfall(found[best], config.gate):
         raise UserError(f"None of the {len(found)} checkpoints is ready for GRPO; what each lacks stands above.")
@@ -106,116 +107,83 @@ def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
 
 
 def readiest(found: Mapping[Path, Readiness], gate: GateConfig) -> Path:
-    """The checkpoint with most to learn from: a ready one that solves most questions at least once, then with most mixed ones."""
-
-    def rank(model: Path) -> tuple[bool, float, float]:
-        readiness = found[model]
-        return shortfall(readiness, gate) is None, readiness.pass_at_k, readiness.mixed_share
-
-    return max(found, key=rank)
-
-
-def probe_mark(config: Config, model: Path, questions: Sequence[Question]) -> str:
-    """Fingerprint of all that the result of a probe depends on; not how fast it is played, nor the thresholds."""
-    return evaluation_fingerprint(questions, _as_evaluation(config), model=model)
-
-
-def _as_evaluation(config: Config) -> Config:
-    """The settings of an evaluation that samples as the rollouts will."""
-    evaluate = dataclasses.replace(
-        config.evaluate,
-        samples=config.gate.samples,
-        temperature=config.grpo.temperature,
-        concurrency=config.grpo.concurrency,
-        bootstrap_samples=1,  # a probe has no interval, so its mark must not depend on it
+    """The ready checkpoint that solves most questions at least once, then the one with most mixed questions."""
+    return max(
+        found, key=lambda model: (not shortfall(found[model], gate), found[model].pass_at_k, found[model].mixed_share)
     )
-    return dataclasses.replace(config, evaluate=evaluate)
 
 
-def probed(config: Config, run: RunDirectory, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
-    """The result of the probe, played unless it is there; an interrupted one is continued."""
-    mark = probe_mark(config, model, questions)
+def probe_settings(config: Config) -> Config:
+    """The settings of an evaluation that samples as the rollouts will; its fingerprint identifies a probe."""
+    sampled = {
+        "samples": config.gate.samples,
+        "temperature": config.grpo.temperature,
+        "concurrency": config.grpo.concurrency,
+        "bootstrap_samples": 1,  # a probe has no interval, so its fingerprint must not depend on it
+    }
+    return config.model_copy(update={"evaluate": config.evaluate.model_copy(update=sampled)})
+
+
+def probe(config: Config, run: RunDirectory, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
+    """The figures of a probe and which samples of a question are right, played unless that was done before."""
+    settings = probe_settings(config)
+    mark = evaluation_fingerprint(questions, settings, model=model)
     folder = run.path / "gate" / mark[:12]
-    file = folder / GATE_FILE
-    saved = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    saved = read_object(folder / GATE_FILE)
     if saved.get("fingerprint") == mark:
         return Readiness(**saved["readiness"]), saved["solved"]
-    begin_stage(folder, mark)
-    readiness, solved = probe(config, folder, model, questions)
-    write_json(file, {"fingerprint": mark, "readiness": dataclasses.asdict(readiness), "solved": solved})
-    return readiness, solved
-
-
-def probe(config: Config, folder: Path, model: Path, questions: Sequence[Question]) -> tuple[Readiness, Outcomes]:
-    """Play the questions with the sampling of the rollouts; the figures, and which samples of a question are right."""
+    begin_stage(folder, mark)  # keeps what an interrupted probe has played
     print(f"probing {model}: {len(questions)} training questions x {config.gate.samples} episodes", flush=True)
-    play_model(model, questions, _as_evaluation(config), folder)
+    play_model(model, questions, settings, folder)
     folders = sample_folders(folder, config.gate.samples)
     solved = outcomes(questions, folders)
     summaries = [read_summary(each) for each in folders]
-    rates, turns = ([summary[name] or 0.0 for summary in summaries] for name in ("tool_call_rate", "mean_turns"))
-    return readiness_of(solved, mean(rates) or 0.0, mean(turns) or 0.0), solved
+    rates, turns = (mean(summary[name] or 0.0 for summary in summaries) for name in ("tool_call_rate", "mean_turns"))
+    readiness = readiness_of(solved, rates or 0.0, turns or 0.0)
+    write_json(folder / GATE_FILE, {"fingerprint": mark, "readiness": asdict(readiness), "solved": solved})
+    return readiness, solved
 
 
 def readiness_of(solved: Outcomes, tool_call_rate: float, mean_turns: float) -> Readiness:
     """The figures of a probe; a question counts when it has all its samples."""
-    samples = max((len(right) for right in solved.values()), default=0)
     return Readiness(
         questions=len(solved),
-        samples=samples,
+        samples=max((len(right) for right in solved.values()), default=0),
         pass_at_1=mean(float(one) for right in solved.values() for one in right) or 0.0,
         pass_at_k=mean(float(any(right)) for right in solved.values()) or 0.0,
-        mixed_share=mean(float(not _flat(right)) for right in solved.values()) or 0.0,
+        mixed_share=mean(float(len(set(right)) > 1) for right in solved.values()) or 0.0,
         tool_call_rate=tool_call_rate,
         mean_turns=mean_turns,
     )
 
 
-def readiness_line(readiness: Readiness) -> str:
-    """The probe as one line."""
-    return (
-        f"pass@1 {percent(readiness.pass_at_1)}  pass@{readiness.samples} {percent(readiness.pass_at_k)}  mixed "
-        f"groups {percent(readiness.mixed_share)}  tool calls {percent(readiness.tool_call_rate)}  turns "
-        f"{readiness.mean_turns:.1f}  questions {readiness.questions}"
-    )
-
-
 def shortfall(readiness: Readiness, gate: GateConfig) -> str | None:
     """Why the model is not ready and what to do, the deepest cause first; None when it is."""
-    start = "The start model is not ready for GRPO:"
-    more_sft = (
+    longer = (
         "train stage 1 longer (sft.epochs, sft.max_traces) or start from another checkpoint, or lower the threshold"
     )
+    harder = "harder" if readiness.pass_at_1 > 0.5 else "easier"
     if readiness.tool_call_rate < gate.min_tool_calls:
-        return (
-            f"{start} only {percent(readiness.tool_call_rate)} of its episodes call a tool (gate.min_tool_calls "
-            f"{gate.min_tool_calls}); {more_sft}."
+        lack = f"only {percent(readiness.tool_call_rate)} of its episodes call a tool (gate.min_tool_calls {gate.min_tool_calls})"
+    elif readiness.mean_turns < gate.min_turns:
+        lack = f"its episodes have {readiness.mean_turns:.1f} turns (gate.min_turns {gate.min_turns})"
+    elif readiness.pass_at_k < gate.min_pass:
+        solved = percent(readiness.pass_at_k)
+        lack = f"{readiness.samples} episodes solve only {solved} of the questions (gate.min_pass {gate.min_pass})"
+        longer = f"bring easier questions, {longer}"
+    elif readiness.mixed_share < gate.min_mixed:
+        lack = (
+            f"only {percent(readiness.mixed_share)} of the questions have right and wrong episodes (gate.min_mixed "
+            f"{gate.min_mixed}, pass@1 {percent(readiness.pass_at_1)}), and GRPO learns from no others"
         )
-    if readiness.mean_turns < gate.min_turns:
-        return (
-            f"{start} its episodes have {readiness.mean_turns:.1f} turns (gate.min_turns {gate.min_turns}); {more_sft}."
-        )
-    if readiness.pass_at_k < gate.min_pass:
-        return (
-            f"{start} {readiness.samples} episodes solve only {percent(readiness.pass_at_k)} of the questions (gate.min_pass "
-            f"{gate.min_pass}); bring easier questions, {more_sft}."
-        )
-    if readiness.mixed_share < gate.min_mixed:
-        return (
-            f"{start} only {percent(readiness.mixed_share)} of the questions have right and wrong episodes (gate.min_mixed "
-            f"{gate.min_mixed}, pass@1 {percent(readiness.pass_at_1)}), and GRPO learns from no others; bring "
-            f"{'harder' if readiness.pass_at_1 > 0.5 else 'easier'} questions, raise grpo.temperature, or lower the threshold."
-        )
-    return None
+        longer = f"bring {harder} questions, raise grpo.temperature, or lower the threshold"
+    else:
+        return None
+    return f"The start model is not ready for GRPO: {lack}; {longer}."
 
 
 def without_flat(questions: Sequence[Question], solved: Outcomes, share: float) -> list[Question]:
     """The questions in order, without the last flat ones beyond `share` of what is kept; unprobed ones are not flat."""
-    flat = {question.id for question in questions if question.id in solved and _flat(solved[question.id])}
-    room = int(share * (len(questions) - len(flat)) / (1 - share))
-    kept_flat = set([question.id for question in questions if question.id in flat][:room])
-    return [question for question in questions if question.id not in flat or question.id in kept_flat]
-
-
-def _flat(right: Sequence[bool]) -> bool:
-    return len(set(right)) == 1
+    flat = [question.id for question in questions if len(set(solved.get(question.id, ()))) == 1]
+    dropped = set(flat[int(share * (len(questions) - len(flat)) / (1 - share)) :])
+    return [question for question in questions if question.id not in dropped]

@@ -1,11 +1,11 @@
-"""What a rollout does: run the agent on the rollout's question and judge the answer.
+"""One rollout: run the agent on the rollout's question and judge the answer.
 
-The episode loop is `shared.agent.episode`, or the function that grpo.agent names (see harness.py). Agent Lightning can start it in
-two ways: `make_handler` for the pooled controller, where many episodes share one process, and `SqlAgent` for Agent
-Lightning's own controllers (local process or Kubernetes job), which start one process per rollout and read everything
-from environment variables; `python -m stage2_grpo.rollouts.agent` runs it.
+The episode loop is `shared.agent.episode`, or the function that grpo.agent names (custom_agent.py). It starts in two ways.
+`make_handler` serves the pooled controller, where many episodes share one process. `SqlAgent` serves Agent Lightning's own
+controllers (local process or Kubernetes Job), which start one process per rollout and pass everything in environment
+variables; `python -m stage2_grpo.rollouts.agent` runs it.
 
-The sampling temperature is the gateway's (`default_proxy`); what the agent asks for is overridden there.
+The gateway sets the sampling temperature (`default_proxy`), so the agent requests none.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from shared.agent.chat_client import ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.tools import Toolbox
 from shared.cli.command_line import run_main
-from shared.config.load import config_from_dict, to_dict
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
-from shared.records import Episode, Question, StopReason
+from shared.records import Episode, Question, Reward, StopReason
 from shared.reward.reward import judge
 from shared.runs.manifest import write_json
 from shared.sql.database import Database
 from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools, load_agent, play
+
+SETTINGS_FILE = "agents.json"  # the AgentSettings, in the folder of the stage
 
 
 @dataclass(frozen=True)
@@ -47,20 +48,20 @@ class RolloutTask:
     openai_base_url: str  # the gateway's proxy for exactly this rollout
     key: str = field(repr=False)
     timeout_seconds: float
-    last_try: bool = True  # after an infrastructure failure there is no other
+    last_try: bool = True  # no further attempt follows an infrastructure failure
 
 
 @dataclass(frozen=True)
 class AgentSettings:
-    """The file that the trainer writes and the processes of the agents read. The gateway's key is never in it."""
+    """The file that stage 2 writes and that trainer, controller and agents read. It never holds the gateway's key."""
 
     gateway_url: str
     model_folder: Path  # for its tokenizer
     config: Config
-    episodes: Path  # JSONL, one line per finished episode, appended by the pooled controller
+    episodes: Path  # JSONL of Episode, appended by the pooled controller
 
     def save(self, path: Path) -> None:
-        write_json(path, {**dataclasses.asdict(self), "config": to_dict(self.config)})
+        write_json(path, {**dataclasses.asdict(self), "config": self.config.model_dump()})
 
     @staticmethod
     def load(path: Path) -> AgentSettings:
@@ -69,7 +70,7 @@ class AgentSettings:
             return AgentSettings(
                 gateway_url=values["gateway_url"],
                 model_folder=Path(values["model_folder"]),
-                config=config_from_dict(values["config"]),
+                config=Config.model_validate(values["config"]),
                 episodes=Path(values["episodes"]),
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -79,7 +80,7 @@ class AgentSettings:
 
 
 def question_of(row: Mapping[str, Any]) -> Question:
-    """The question in a training row; fields that the trainer added are left out. Raises TypeError when one lacks."""
+    """The question in a training row, without the trainer's own fields. Raises TypeError when a field is missing."""
     return Question(**{name.name: row[name.name] for name in dataclasses.fields(Question) if name.name in row})
 
 
@@ -94,48 +95,42 @@ class EpisodeRunner:
 
     async def run(self, question: Question, openai_base_url: str, key: str) -> Episode:
         """The judged episode; it has no reward after an infrastructure failure."""
-        database = self._database(question.database)
-        episode = await self._play(question, database, openai_base_url, key)
+        limits, grpo = self._config.agent, self._config.grpo
+        if question.database not in self._databases:
+            self._databases[question.database] = Database(question.database, self._config.sandbox)
+        database = self._databases[question.database]
+        toolbox = Toolbox(database, self._tokenizer, limits.observation_tokens)
+        if self._agent:
+            tools = RecordingTools(toolbox)
+            task = Assignment(question, tools, openai_base_url, key, limits, grpo.call_timeout_seconds)
+            episode = await play(self._agent, task, self._tokenizer)
+        else:
+            async with ChatClient(openai_base_url, api_key=key, timeout_seconds=grpo.call_timeout_seconds) as chat:
+                episode = await run_episode(
+                    question,
+                    toolbox=toolbox,
+                    chat=chat,
+                    tokenizer=self._tokenizer,
+                    limits=limits,
+                    temperature=None,
+                )
         if episode.stop is StopReason.INFRASTRUCTURE:
             return episode
         started = time.monotonic()
-        reward = await asyncio.to_thread(judge, question, episode, database, self._config.grpo)
+        reward = await asyncio.to_thread(judge, question, episode, database, grpo)
         return replace(episode, reward=reward, reward_seconds=time.monotonic() - started)
-
-    async def _play(self, question: Question, database: Database, openai_base_url: str, key: str) -> Episode:
-        limits, grpo = self._config.agent, self._config.grpo
-        toolbox = Toolbox(database, self._tokenizer, limits.observation_tokens)
-        if self._agent:
-            task = Assignment(
-                question, RecordingTools(toolbox), openai_base_url, key, limits, grpo.call_timeout_seconds
-            )
-            return await play(self._agent, task, self._tokenizer)
-        async with ChatClient(openai_base_url, api_key=key, timeout_seconds=grpo.call_timeout_seconds) as chat:
-            return await run_episode(
-                question,
-                toolbox=toolbox,
-                chat=chat,
-                tokenizer=self._tokenizer,
-                limits=limits,
-                temperature=grpo.temperature,
-            )
-
-    def _database(self, path: str) -> Database:
-        if path not in self._databases:
-            self._databases[path] = Database(path, self._config.sandbox)
-        return self._databases[path]
 
 
 def make_handler(
     config: Config, model_folder: Path, record: Callable[[Episode], None]
-) -> Callable[[RolloutTask], Coroutine[Any, Any, float | None]]:
+) -> Callable[[RolloutTask], Coroutine[Any, Any, Reward | None]]:
     """A handler for the pooled controller; `record` gets every episode, lost ones included.
 
-    A try after which there is another one leaves no row, nor does a rollout whose step ended before it could start.
+    An attempt that another one follows leaves no row, nor does a rollout whose step ended before it could start.
     """
     runner = EpisodeRunner(config, model_folder)
 
-    async def handle(task: RolloutTask) -> float | None:
+    async def handle(task: RolloutTask) -> Reward | None:
         question = question_of(task.input)
         cut_off = Episode(question.id, (), StopReason.INFRASTRUCTURE, None, error="cut off; see the log")
         started, episode = time.monotonic(), cut_off
@@ -146,9 +141,14 @@ def make_handler(
                 split, step = "train" if task.is_train else "val", task.input.get("step")
                 seconds = episode.seconds or time.monotonic() - started
                 record(replace(episode, rollout_id=task.rollout_id, split=split, step=step, seconds=seconds))
-        return episode.reward.total if episode.reward else None
+        return episode.reward
 
     return handle
+
+
+def reward_event(reward: Reward) -> dict[str, Any]:
+    """The event that reports a reward to the gateway. The trainer optimises `value` and compares groups by `correct`."""
+    return {"event_type": "reward", "data": {"value": reward.total, "correct": reward.correct}}
 
 
 class SqlAgent:
@@ -160,26 +160,20 @@ class SqlAgent:
 
     async def run(self) -> None:
         """One episode; posts its reward. Raises after an infrastructure failure, so that the rollout is FAILED."""
-        settings = AgentSettings.load(Path(_environment("FIRSTCALL_SETTINGS")))
-        question = question_of(json.loads(_environment("FIRSTCALL_QUESTION")))
-        key = os.environ.get("AGL_KEY", "")
+        names = ("FIRSTCALL_SETTINGS", "FIRSTCALL_QUESTION", "AGL_OPENAI_BASE_URL", "AGL_EVENT_URL")
+        if missing := [name for name in names if name not in os.environ]:
+            raise UserError(
+                f"Environment variable {missing[0]} is not set; an Agent Lightning controller starts SqlAgent and sets it."
+            )
+        settings_file, row, base_url, event_url = (os.environ[name] for name in names)
+        settings, key = AgentSettings.load(Path(settings_file)), os.environ.get("AGL_KEY", "")
         runner = EpisodeRunner(settings.config, settings.model_folder)
-        episode = await runner.run(question, _environment("AGL_OPENAI_BASE_URL"), key)
+        episode = await runner.run(question_of(json.loads(row)), base_url, key)
         if episode.reward is None:
             raise RuntimeError(f"infrastructure failure: {episode.error}")
-        event = {"event_type": "reward", "data": {"value": episode.reward.total}}
         headers = {"Authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
-            (await http.post(_environment("AGL_EVENT_URL"), json=event)).raise_for_status()
-
-
-def _environment(name: str) -> str:
-    try:
-        return os.environ[name]
-    except KeyError:
-        raise UserError(
-            f"Environment variable {name} is not set; SqlAgent is started by an Agent Lightning controller."
-        ) from None
+            (await http.post(event_url, json=reward_event(episode.reward))).raise_for_status()
 
 
 if __name__ == "__main__":

@@ -2,15 +2,15 @@
 
 Agent Lightning's own local controller starts a Python process per rollout. This one speaks the same HTTP contract (list
 QUEUING, PATCH to RUNNING, post the reward event, PATCH to SUCCEEDED or FAILED) and runs each episode as a task, so an
-episode costs its requests and nothing else. The trainer waits for every rollout it queued and has no timeout of its
-own; hence the rule here: whatever is claimed is ended, also when an episode hangs, the gateway goes away for a while,
-the controller is told to stop, or an earlier controller was killed.
+episode costs only its requests. The trainer waits for every rollout it queued and has no timeout of its own. So whatever
+this controller claims, it also ends: when an episode hangs, the gateway is away for a while, the controller is stopped, or
+an earlier controller was killed.
 
-    deadlines     of a model call (in the handler), an episode and a step, the last two cut here; what comes later is ignored
-    retries       only after a fault of the infrastructure, as a new attempt: the trainer reads the last attempt alone
-    isolation     an episode's exception or runaway SQL ends that episode and takes no other's thread
-    pressure      never more episodes than `concurrency` are claimed, the rest stays queued at the gateway
-    end           a stop claims nothing more, lets what runs finish for `drain_seconds`, and reports the rest as FAILED
+    deadlines     of a model call (in the handler), an episode and a step; later results are ignored
+    retries       only after an infrastructure failure, as a new attempt; the trainer reads the last attempt alone
+    isolation     an episode's exception or runaway SQL ends that episode and blocks no other's thread
+    pressure      at most `concurrency` episodes are claimed, the rest stays queued at the gateway
+    end           a stop claims nothing more, lets running episodes finish for `drain_seconds`, and reports the rest as FAILED
 
 Limits: one controller per gateway, because a RUNNING rollout that is not in this process counts as left behind; the
 handler must yield to the event loop (blocking work goes through `asyncio.to_thread`).
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import functools
 import logging
 import math
@@ -36,15 +37,15 @@ import httpx
 
 from shared.cli.command_line import run_main
 from shared.errors import UserError
-from shared.records import Episode, to_json
-from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler
+from shared.records import Episode, Reward, to_json
+from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler, reward_event
 from stage2_grpo.rollouts.gateway_client import LONGEST_BACK_OFF, GatewayClient, Rollout
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[RolloutTask], Coroutine[Any, Any, float | None]]
+Handler = Callable[[RolloutTask], Coroutine[Any, Any, Reward | None]]
 
-_TRIES = 2  # of an episode that the infrastructure ends
+_TRIES = 2  # of an episode with an infrastructure failure
 _STOP_GRACE = 5.0  # seconds for the last reports after a stop
 _ALL = 1_000_000  # the gateway lists at most `limit` rollouts, oldest first
 _STOPPED = "the controller was stopped"
@@ -80,57 +81,50 @@ class PooledController:
         self._step_timeout = step_timeout_seconds  # since the trainer queued it; all of a step are queued together
         self._drain_seconds = drain_seconds
         self._episodes: dict[str, asyncio.Task[None]] = {}  # by rollout id, until the gateway knows the ending
-        self._handlers: dict[str, asyncio.Task[float | None]] = {}  # the part of an episode that can be cut off
+        self._handlers: dict[str, asyncio.Task[Reward | None]] = {}  # the part of an episode that can be cut off
         self._backlog = False  # more may be queued than there were free places
         self._wake = asyncio.Event()
         self._stopping = False
-        self._hurry = asyncio.Event()  # a stop was asked for twice
-        self._cutting = False  # what runs is cut off, and nothing is begun
+        self._hurry = asyncio.Event()  # `stop` was called twice
+        self._cutting = False  # running episodes are cancelled, and none is started
 
     def stop(self) -> None:
-        """Ask `run` to drain, to cancel what still runs then, report it as FAILED and return; asked twice, not to drain."""
+        """Make `run` drain, cancel what still runs after that, report it as FAILED and return. A second call skips the drain."""
         if self._stopping:
             self._hurry.set()
         self._stopping = True
         self._wake.set()
 
     async def run(self) -> None:
-        """Serve until `stop`. Raises UserError when the gateway refuses the key; an absent gateway is waited for."""
+        """Serve until `stop`. Raises UserError when the gateway refuses the key; waits for an absent gateway."""
         async with self._gateway:
             try:
-                await self._poll_until_stopped()
+                delay, connected = self._poll_seconds, False
+                while not self._stopping:
+                    try:
+                        if not connected:
+                            await self._fail_orphans()
+                            places = self._concurrency
+                            log.info("controller ready: %s, up to %d episodes at a time", self._gateway.url, places)
+                        await self._claim_queued()
+                        delay, connected = self._poll_seconds, True
+                    except httpx.HTTPError as error:
+                        delay, connected, self._backlog = min(2 * delay, LONGEST_BACK_OFF), False, False
+                        log.warning("gateway does not answer (%r); next try in %.1f s", error, delay)
+                    # Until the next poll is due, a place frees up for waiting rollouts, or the controller must stop.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(delay):
+                            await self._wake.wait()
+                    if not self._stopping:
+                        self._wake.clear()
             finally:
                 await self._shut_down()
 
-    async def _poll_until_stopped(self) -> None:
-        delay, connected = self._poll_seconds, False
-        while not self._stopping:
-            try:
-                if not connected:
-                    await self._fail_orphans()
-                    log.info("controller ready: %s, up to %d episodes at a time", self._gateway.url, self._concurrency)
-                await self._claim_queued()
-                delay, connected = self._poll_seconds, True
-            except httpx.HTTPError as error:
-                delay, connected, self._backlog = min(2 * delay, LONGEST_BACK_OFF), False, False
-                log.warning("gateway does not answer (%r); next try in %.1f s", error, delay)
-            await self._sleep(delay)
-
-    async def _sleep(self, seconds: float) -> None:
-        """Until the next poll is due, a place frees up for waiting rollouts, or the controller must stop."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._wake.wait()
-        except TimeoutError:
-            return
-        if not self._stopping:
-            self._wake.clear()
-
     async def _fail_orphans(self) -> None:
-        """End what nobody runs any more: left by a killed controller, or claimed in a request whose answer was lost."""
+        """End rollouts that nobody runs: left by a killed controller, or claimed in a request whose answer was lost."""
         for rollout in await self._gateway.list("running", _ALL):
             if (lost := rollout["rollout_id"]) not in self._episodes:
-                await self._gateway.move(lost, "failed", error_message="left behind by an earlier controller")
+                await self._gateway.move(lost, state="failed", error_message="left behind by an earlier controller")
 
     async def _claim_queued(self) -> None:
         free = self._concurrency - len(self._episodes)
@@ -139,64 +133,56 @@ class PooledController:
         for rollout in queued:
             if self._stopping:
                 return
-            claim = await self._gateway.move(rollout["rollout_id"], "running", last_attempt_id="0")
-            if claim.is_success:  # else it was deleted or ended meanwhile
-                self._episodes[rollout["rollout_id"]] = asyncio.create_task(self._conclude(claim.json()))
+            claim = await self._gateway.move(rollout["rollout_id"], state="running", last_attempt_id="0")
+            if claim.is_success:  # else it was deleted or has ended
+                self._episodes[rollout["rollout_id"]] = asyncio.create_task(self._serve_rollout(claim.json()))
 
-    async def _conclude(self, rollout: Rollout) -> None:
-        """See a claimed rollout to its end, whatever that is, and tell the gateway."""
+    async def _serve_rollout(self, rollout: Rollout) -> None:
+        """Play a claimed rollout and report its ending to the gateway."""
         rollout_id = rollout["rollout_id"]
         try:
             attempt, outcome = await self._play(rollout)
             if isinstance(outcome, str):
                 log.warning("rollout %s failed: %s", rollout_id, outcome)
-                await self._gateway.end(rollout_id, "failed", error_message=outcome)
+                status = {"state": "failed", "error_message": outcome}
             else:
-                await self._gateway.reward(rollout_id, attempt, outcome)
-                await self._gateway.end(rollout_id, "succeeded", last_attempt_id=attempt)
+                await self._gateway.report("POST", f"{rollout_id}/attempt/{attempt}/events", reward_event(outcome))
+                status = {"state": "succeeded", "last_attempt_id": attempt}
+            await self._gateway.report("PATCH", rollout_id, {"status": status})
         finally:
             del self._episodes[rollout_id]
             if self._backlog:
                 self._wake.set()
 
-    async def _play(self, rollout: Rollout) -> tuple[str, float | str]:
+    async def _play(self, rollout: Rollout) -> tuple[str, Reward | str]:
         """(attempt, reward or one sentence on why there is none)."""
-        seconds = self._seconds(rollout)
+        rollout_id, mode, status = rollout["rollout_id"], "train" if rollout["is_train"] else "val", rollout["status"]
+        left_of_step = self._step_timeout - (status["updated_at"] - status["created_at"])  # by the gateway's clock
+        seconds = min(rollout["config"]["timeout_seconds"] or math.inf, self._episode_timeout, left_of_step)
         if seconds <= 0:
             return "0", f"its step was over before it could start, after {self._step_timeout:g} s"
         deadline = time.monotonic() + seconds
         for number in range(_TRIES):
             if self._cutting:
                 return str(number), _STOPPED
-            task = self._task(rollout, number, deadline - time.monotonic())
-            handling = self._handlers[task.rollout_id] = asyncio.create_task(self._handler(task))
+            task = RolloutTask(
+                rollout_id=rollout_id,
+                input=rollout["input"],
+                is_train=rollout["is_train"],
+                openai_base_url=f"{self._gateway.url}/proxy/rollout/{rollout_id}/attempt/{number}/mode/{mode}/openai/v1",
+                key=self._key,
+                timeout_seconds=deadline - time.monotonic(),
+                last_try=number == _TRIES - 1,
+            )
+            handling = self._handlers[rollout_id] = asyncio.create_task(self._handler(task))
             outcome = await _outcome(task, handling, seconds)
-            del self._handlers[task.rollout_id]
+            del self._handlers[rollout_id]
             if outcome != _INFRASTRUCTURE:
                 break
-            log.warning("rollout %s, try %d of %d: %s", task.rollout_id, number + 1, _TRIES, outcome)
-            if not task.last_try:
-                await self._gateway.begin_attempt(task.rollout_id, str(number + 1))
+            log.warning("rollout %s, try %d of %d: %s", rollout_id, number + 1, _TRIES, outcome)
+            if not task.last_try:  # the trainer reads the events of the last attempt
+                await self._gateway.report("PATCH", rollout_id, {"status": {"last_attempt_id": str(number + 1)}})
         return str(number), outcome
-
-    def _seconds(self, rollout: Rollout) -> float:
-        """How long an episode may take from its claim on, by the gateway's own clock."""
-        status = rollout["status"]
-        left_of_step = self._step_timeout - (status["updated_at"] - status["created_at"])
-        return min(rollout["config"]["timeout_seconds"] or math.inf, self._episode_timeout, left_of_step)
-
-    def _task(self, rollout: Rollout, number: int, seconds: float) -> RolloutTask:
-        rollout_id, mode = rollout["rollout_id"], "train" if rollout["is_train"] else "val"
-        proxy = f"{self._gateway.url}/proxy/rollout/{rollout_id}/attempt/{number}/mode/{mode}/openai/v1"
-        return RolloutTask(
-            rollout_id=rollout_id,
-            input=rollout["input"],
-            is_train=rollout["is_train"],
-            openai_base_url=proxy,
-            key=self._key,
-            timeout_seconds=seconds,
-            last_try=number == _TRIES - 1,
-        )
 
     async def _shut_down(self) -> None:
         if self._drain_seconds and self._episodes:
@@ -211,7 +197,7 @@ class PooledController:
         await asyncio.gather(*self._episodes.values(), return_exceptions=True)
 
     async def _wait_for_episodes(self, seconds: float) -> set[asyncio.Task[None]]:
-        """The episodes that have not ended after `seconds`, or when a second stop says to hurry."""
+        """The episodes that have not ended after `seconds`, or at a second `stop`."""
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         ended: asyncio.Future[Any] = asyncio.gather(*self._episodes.values(), return_exceptions=True)
         await asyncio.wait({hurry, ended}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -219,7 +205,7 @@ class PooledController:
         return {episode for episode in self._episodes.values() if not episode.done()}
 
 
-async def _outcome(task: RolloutTask, handling: asyncio.Task[float | None], seconds: float) -> float | str:
+async def _outcome(task: RolloutTask, handling: asyncio.Task[Reward | None], seconds: float) -> Reward | str:
     """The reward, or one sentence on why there is none. Never raises for a handler: one episode must not hurt another."""
     finished, _ = await asyncio.wait({handling}, timeout=task.timeout_seconds)
     if not finished:
@@ -231,19 +217,14 @@ async def _outcome(task: RolloutTask, handling: asyncio.Task[float | None], seco
     if error := handling.exception():
         log.error("rollout %s raised", task.rollout_id, exc_info=error)
         return f"{type(error).__name__}: {error}"
-    reward = handling.result()
-    if reward is None:
-        return _INFRASTRUCTURE
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
-        return f"the reward {reward!r} is not a finite number"
-    return float(reward)
+    return handling.result() or _INFRASTRUCTURE
 
 
 async def serve(gateway_url: str, key: str, handler: Handler, *, concurrency: int, **options: float) -> None:
     """Run a PooledController until SIGTERM or SIGINT; `options` are its other keyword arguments."""
     controller = PooledController(gateway_url, key, handler, concurrency=concurrency, **options)
     loop = asyncio.get_running_loop()
-    # A thread for the query of each episode, and as many for queries that outlive theirs (asyncio itself has cores + 4).
+    # A thread for the query of each episode, and as many for queries that outlive their episode. The default is cores + 4.
     loop.set_default_executor(ThreadPoolExecutor(2 * concurrency))
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, controller.stop)
@@ -278,9 +259,10 @@ def main() -> None:
 
 
 def append(file: Path, episode: Episode) -> None:
-    """One line in one write, so that a killed controller leaves no half line.
+    """Write one line in one write, so that a killed controller leaves no half line.
 
-    The file is opened anew: a start of the run that this controller outlives has put another one in its place (follow.settle).
+    The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote controller
+    keeps running.
     """
     with file.open("a", encoding="utf-8") as stream:
         stream.write(to_json(episode) + "\n")

@@ -91,24 +91,20 @@ async def play(agent: Agent, task: Assignment, tokenizer: Tokenizer) -> Episode:
         await agent(task)
     except Exception as failure:  # other people's code: what it raises ends this episode alone
         error = f"{type(failure).__name__}: {failure}"
+    requests: list[dict[str, Any]] = []
     try:
-        requests = await _recorded(task)
+        found = _ROLLOUT.match(task.base_url)
+        if not found:
+            raise ValueError(f"{task.base_url} is no rollout's endpoint")
+        events = "{}/api/rollouts/{}/events".format(*found.groups())  # of the latest attempt, in order
+        headers = {"Authorization": f"Bearer {task.api_key}"}
+        async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
+            answer = await http.get(events, params={"event_type": "model_request"})
+        requests = [event["data"] for event in answer.raise_for_status().json()]
     except (httpx.HTTPError, ValueError) as failure:
-        requests, error = [], error or f"the gateway's record cannot be read: {failure!r}"
+        error = error or f"the gateway's record cannot be read: {failure!r}"
     episode = read_episode(task.question, requests, task.tools.ran, tokenizer, error)
     return dataclasses.replace(episode, seconds=time.monotonic() - start)
-
-
-async def _recorded(task: Assignment) -> list[dict[str, Any]]:
-    """The model requests of the rollout's latest attempt that the gateway answered, in order."""
-    found = _ROLLOUT.match(task.base_url)
-    if not found:
-        raise ValueError(f"{task.base_url} is no rollout's endpoint")
-    gateway, rollout = found.groups()
-    headers = {"Authorization": f"Bearer {task.api_key}"}
-    async with httpx.AsyncClient(headers=headers, timeout=30, trust_env=False) as http:
-        answer = await http.get(f"{gateway}/api/rollouts/{rollout}/events", params={"event_type": "model_request"})
-        return [event["data"] for event in answer.raise_for_status().json()]
 
 
 def read_episode(
@@ -122,8 +118,11 @@ def read_episode(
 
     A call that the agent did not run through the tools counts as failed. `error` is what the agent raised, if anything.
     """
-    answered = [entry for entry in _last_tries(requests) if entry["http_status"] == 200]
-    reader, left, turns = TurnReader(tokenizer), list(ran), []
+    # Clients repeat a request. Of equal conversations the last one counts, as for the trainer.
+    last_tries = {json.dumps(entry["request"].get("messages")): entry for entry in requests}.values()
+    answered = [entry for entry in last_tries if entry["http_status"] == 200]
+    reader, left = TurnReader(tokenizer), list(ran)
+    turns: list[Turn] = []
     completion: Completion | None = None
     try:
         for entry in answered:
@@ -131,26 +130,25 @@ def read_episode(
             turns.append(_with_observations(reader.read(completion), left))
     except (KeyError, IndexError, TypeError, AttributeError) as failure:
         error = f"{InfrastructureError.__name__}: no chat completion in the gateway's record: {failure!r}"
-    stop = _stop(requests, turns, completion, error)
-    ran_by_model = [(call, ok) for turn in turns for call, ok in zip(turn.calls, turn.ok, strict=True)]
-    queries = [call.arguments["sql"] for call, ok in ran_by_model if call.name == "execute_sql" and ok]
+    if requests and overflows_context(requests[-1]["http_status"], json.dumps(requests[-1]["response"])):
+        stop = StopReason.CONTEXT_LIMIT
+    elif error or not turns or completion is None:
+        stop = StopReason.INFRASTRUCTURE
+    else:
+        stop = ending(turns[-1], completion.finish_reason, is_last=True) or StopReason.TURN_LIMIT
+    last = answered[len(turns) - 1] if turns else None
     return Episode(
         question_id=question.id,
         turns=tuple(turns),
         stop=stop,
-        submitted_sql=submission(stop, turns, queries[-1] if queries else None),
-        messages=_conversation(answered[: len(turns)]),
+        submitted_sql=submission(stop, turns),
+        messages=[*last["request"].get("messages", []), last["response"]["choices"][0]["message"]] if last else [],
         error=(error or "the agent asked the model nothing") if stop is StopReason.INFRASTRUCTURE else "",
     )
 
 
-def _last_tries(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of equal conversations the last one, as the trainer keeps it: clients send a request again."""
-    return list({json.dumps(entry["request"].get("messages")): entry for entry in requests}.values())
-
-
 def _with_observations(turn: Turn, left: list[tuple[ToolCall, Observation]]) -> Turn:
-    """The turn with what its calls brought; takes those runs out of `left`."""
+    """The turn with the observations of its calls; removes those runs from `left`."""
     observations = []
     for call in turn.calls:
         match = next((run for run in left if run[0] == call), None)
@@ -159,19 +157,3 @@ def _with_observations(turn: Turn, left: list[tuple[ToolCall, Observation]]) -> 
         observations.append(match[1] if match else Observation("", ok=False))
     texts, oks = [entry.text for entry in observations], [entry.ok for entry in observations]
     return dataclasses.replace(turn, observations=tuple(texts), ok=tuple(oks))
-
-
-def _stop(
-    requests: Sequence[dict[str, Any]], turns: Sequence[Turn], completion: Completion | None, error: str
-) -> StopReason:
-    if requests and overflows_context(requests[-1]["http_status"], json.dumps(requests[-1]["response"])):
-        return StopReason.CONTEXT_LIMIT
-    if error or not turns or completion is None:
-        return StopReason.INFRASTRUCTURE
-    return ending(turns[-1], completion.finish_reason, is_last=True) or StopReason.TURN_LIMIT
-
-
-def _conversation(answered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not answered:
-        return []
-    return [*answered[-1]["request"].get("messages", []), answered[-1]["response"]["choices"][0]["message"]]

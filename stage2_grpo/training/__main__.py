@@ -1,4 +1,4 @@
-"""The trainer process: `python -m stage2_grpo.training.__main__ SETTINGS TRAIN VALIDATION`, started and owned by stage.py.
+"""The trainer process: `python -m stage2_grpo.training SETTINGS TRAIN VALIDATION`, started and owned by stage.py.
 
 SETTINGS is the file that controller and agents read too; TRAIN and VALIDATION are questions as JSONL. The gateway's key
 comes through the environment (AGL_KEY) and stays out of VERL's config, which is printed and logged.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from shared.cli.command_line import run_main
 from shared.records import read_questions
@@ -20,7 +19,7 @@ from stage2_grpo.training.verl_config import TrainerPaths, compose
 
 
 def main() -> None:
-    settings_file, train, validation = map(Path, sys.argv[1:])
+    settings_file, *question_files = map(Path, sys.argv[1:])
     settings = AgentSettings.load(settings_file)
     config, folder = settings.config, settings_file.parent
     worker_setup.setup()
@@ -28,13 +27,10 @@ def main() -> None:
 
     if config.grpo.ray_address:
         ray_cluster.join(config.grpo, trainer_environment(config, folder, os.environ["AGL_KEY"]))
+    # Plain dictionaries are the form in which Agent Lightning sends the rows to an agent.
+    train, validation = ([dict(vars(question)) for question in read_questions(file)] for file in question_files)
     paths = TrainerPaths(settings.model_folder, folder, settings.gateway_url)
-    run_ppo(compose(config, paths), rows(train), rows(validation)[: config.grpo.val_questions])
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """The questions of a JSONL file as plain dictionaries, the form in which Agent Lightning sends them to an agent."""
-    return [dict(vars(question)) for question in read_questions(path)]
+    run_ppo(compose(config, paths), train, validation[: config.grpo.val_questions])
 
 
 if __name__ == "__main__":

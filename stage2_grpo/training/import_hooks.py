@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
@@ -20,31 +21,11 @@ class PinnedCodeChanged(RuntimeError):
     """A name that a patch replaces is gone: the installed version is not the one the patch was written for."""
 
 
-def install(patches: Mapping[str, Patch]) -> None:
-    """Apply each patch to its module: now if it is imported already, else right after its import."""
-    sys.meta_path.insert(0, _PatchFinder(patches))
-    for name, patch in patches.items():
-        if name in sys.modules:
-            patch(sys.modules[name])
-
-
-def replace(owner: Any, name: str, value: Any) -> Any:
-    """Set `owner.name = value` and return the old value; raises PinnedCodeChanged when there is no such name."""
-    if not hasattr(owner, name):
-        raise PinnedCodeChanged(
-            f"{getattr(owner, '__name__', owner)} has no {name}, which stage 2 replaces: the installed version differs "
-            "from the pinned one; install the requirements again, or review the patch."
-        )
-    old = getattr(owner, name)
-    setattr(owner, name, value)
-    return old
-
-
 class _PatchFinder(importlib.abc.MetaPathFinder):
     """Lets the usual finder locate a module and wraps its loading."""
 
-    def __init__(self, patches: Mapping[str, Patch]) -> None:
-        self.patches = patches
+    def __init__(self) -> None:
+        self.patches: defaultdict[str, list[Patch]] = defaultdict(list)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -58,7 +39,34 @@ class _PatchFinder(importlib.abc.MetaPathFinder):
 
         def load_and_patch(module: ModuleType) -> None:
             load(module)
-            self.patches[fullname](module)
+            for patch in self.patches[fullname]:
+                patch(module)
 
         spec.loader.exec_module = load_and_patch  # type: ignore[method-assign]
         return spec
+
+
+_FINDER = _PatchFinder()
+
+
+def install(patches: Mapping[str, Patch]) -> None:
+    """Apply each patch to its module: now if it is imported already, else right after its import."""
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    for name, patch in patches.items():
+        if name in sys.modules:
+            patch(sys.modules[name])
+        else:
+            _FINDER.patches[name].append(patch)
+
+
+def replace(owner: Any, name: str, value: Any) -> Any:
+    """Set `owner.name = value` and return the old value; raises PinnedCodeChanged when there is no such name."""
+    if not hasattr(owner, name):
+        raise PinnedCodeChanged(
+            f"{getattr(owner, '__name__', owner)} has no {name}, which stage 2 replaces: the installed version differs "
+            "from the pinned one; install the requirements again, or review the patch."
+        )
+    old = getattr(owner, name)
+    setattr(owner, name, value)
+    return old

@@ -1,9 +1,9 @@
 """Joining a Ray cluster that runs already (grpo.ray_address), instead of the private one-machine Ray of a usual run.
 
 This machine must be a node of the cluster, and all nodes must have the same environment and see models, runs and databases
-under the same paths. The cluster is left as it was found: Ray ends the run's workers with the run, nothing else.
+under the same paths. Ray ends the run's workers with the run; nothing else in the cluster changes.
 
-Ray is joined here and not through VERL's config, because the workers of a cluster inherit nothing from this process: what
+Ray is joined here and not through VERL's config, because the workers of a cluster inherit nothing from this process. What
 they need travels as Ray's runtime environment, which holds the gateway's key and would be logged with the config.
 """
 

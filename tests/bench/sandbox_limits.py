@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import hashlib
 import sqlite3
 import sys
@@ -55,7 +54,7 @@ def main() -> None:
 def hostile(database: Database) -> bool:
     """The table of hostile statements; True when all are stopped in time and memory and nothing changed."""
     folder = database.path.parent
-    database.limits = dataclasses.replace(database.limits, timeout_seconds=DEADLINE)
+    database.limits = database.limits.model_copy(update={"timeout_seconds": DEADLINE})
     before = _state(folder)
     worst_late = worst_peak = 0.0
     print(f"{'statement':24}{'outcome':>12}{'late ms':>10}{'peak MB':>10}")

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from data.questions import load
 from shared.cli.command_line import run_main
+from shared.config.device import PROFILES
 from shared.config.load import load_config
-from shared.config.schema import PROFILES
 from shared.models.tokenizer import Tokenizer
 from shared.runs.manifest import MODEL_CACHE
 from stage1_sft.base_model import BUILT_IN, resolve

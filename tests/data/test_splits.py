@@ -24,7 +24,7 @@ def many(databases: str, per_database: int) -> list[Question]:
 
 
 def data_settings(**changes: object) -> DataConfig:
-    return dataclasses.replace(settings().data, **changes)  # type: ignore[arg-type]
+    return settings().data.model_copy(update=changes)  # type: ignore[arg-type]
 
 
 def test_unseen_databases_are_only_in_the_test_split(demo: Prepared) -> None:

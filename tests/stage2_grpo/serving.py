@@ -7,7 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from shared.records import Reward
 from stage2_grpo.rollouts.controller import Handler, PooledController
+
+
+def worth(total: float) -> Reward:
+    """A reward of that total."""
+    return Reward(correct=total == 1.0, valid_call=1.0, executed=1.0, right_tables=1.0, total=total)
 
 
 @contextlib.asynccontextmanager

@@ -9,13 +9,14 @@ import pytest
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
+from shared.evaluation.run import evaluation_fingerprint
 from shared.records import Question, write_jsonl
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, finished, question_file, write_json
 from stage2_grpo import inputs, stage
 from stage2_grpo.checkpoints import resume
 from stage2_grpo.checkpoints.files import saved_steps
 from stage2_grpo.monitoring.tripwires import Trip
-from stage2_grpo.preflight.gate import probe_mark, readiness_of
+from stage2_grpo.preflight.gate import probe_settings, readiness_of
 from tests.stage2_grpo.checkpoints.checkpoint_folder import healthy_case, save_steps
 
 PIPELINE = Path(__file__).resolve().parents[2] / "pipeline.yaml"
@@ -127,7 +128,7 @@ def test_a_start_model_that_the_gate_refuses_leaves_the_finished_run(
     begin_stage(run.grpo, "of other settings")
     finish_stage(run.grpo, "of other settings", seconds=1, outputs={})
     assert case.model
-    mark = probe_mark(case.config, case.model, case.train)
+    mark = evaluation_fingerprint(case.train, probe_settings(case.config), model=case.model)
     readiness = dataclasses.asdict(readiness_of(solved, tool_call_rate=1.0, mean_turns=3.0))
     probe = run.path / "gate" / mark[:12] / "gate.json"
     probe.parent.mkdir(parents=True)
@@ -162,7 +163,7 @@ def test_changed_settings_that_leave_no_step_are_refused() -> None:
 
 def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> None:
     save_steps(tmp_path, 4, 8, 12)
-    message = stage.go_back(tmp_path, Trip("the entropy collapsed", since=9))
+    message = stage.roll_back(tmp_path, Trip("the entropy collapsed", since=9))
     assert message.startswith("the entropy collapsed. Step 8 is the last good checkpoint")
     assert saved_steps(tmp_path) == [4, 8]
     assert (tmp_path / "tripped_step_12").exists()
@@ -170,7 +171,7 @@ def test_a_stopped_run_goes_back_to_its_last_good_checkpoint(tmp_path: Path) -> 
 
 def test_a_run_that_went_wrong_from_the_start_starts_anew(tmp_path: Path) -> None:
     save_steps(tmp_path, 4)
-    message = stage.go_back(tmp_path, Trip("x", since=1))
+    message = stage.roll_back(tmp_path, Trip("x", since=1))
     assert message == "x. No checkpoint is older than the fault: run again with such a change, it starts anew."
     assert saved_steps(tmp_path) == []
 

@@ -37,7 +37,7 @@ def first_step(folder: Path, server: Callable[[str], Parsed]) -> dict[str, float
     question = Question("q1", "insurance", "How many claims are open?", "SELECT 1", str(insurance_file(folder)))
     with scripted_server(ScriptedModel(tiny_tokenizer(), FENCED, parser=server)) as url:
         asyncio.run(handle(RolloutTask("r0", vars(question), True, url, "key", timeout_seconds=60)))
-    return step_metrics({}, rows)
+    return step_metrics({}, rows, 1)
 
 
 @pytest.mark.parametrize(("server", "agent"), [(parse_hermes, ours), (ours, parse_hermes)])

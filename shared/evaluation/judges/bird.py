@@ -17,19 +17,14 @@ from shared.sql.database import Rows, SqlError
 
 def bird_ex(gold_sql: str, prediction_sql: str, database: Path | str, *, seconds: float = SECONDS) -> bool:
     """BIRD's verdict; `seconds` is the time limit of both queries together. Raises UserError for a damaged database."""
-    results = _results(gold_sql, prediction_sql, database, seconds)
-    return results is not None and bird_match(*results)
+    results = outcome(Path(database), (prediction_sql, gold_sql), seconds, "strict")
+    return not isinstance(results, SqlError) and set(results[0]) == set(results[1])
 
 
 def soft_f1(gold_sql: str, prediction_sql: str, database: Path | str, *, seconds: float = SECONDS) -> float:
     """BIRD's soft F1 between 0 and 1; `seconds` as for `bird_ex`. Raises UserError for a damaged database."""
-    results = _results(gold_sql, prediction_sql, database, seconds)
-    return 0.0 if results is None else soft_f1_match(*results)
-
-
-def bird_match(gold: Rows, prediction: Rows) -> bool:
-    """True when both results hold the same set of rows."""
-    return set(gold) == set(prediction)
+    results = outcome(Path(database), (prediction_sql, gold_sql), seconds, "strict")
+    return 0.0 if isinstance(results, SqlError) else soft_f1_match(results[1], results[0])
 
 
 def soft_f1_match(gold: Rows, prediction: Rows) -> float:
@@ -44,12 +39,4 @@ def soft_f1_match(gold: Rows, prediction: Rows) -> float:
         missing += sum(cell not in other for cell in own) / len(own)
     extra += max(0, len(given) - len(wanted))
     missing += max(0, len(wanted) - len(given))
-    precision = shared / (shared + extra) if shared + extra else 0.0
-    recall = shared / (shared + missing) if shared + missing else 0.0
-    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-
-
-def _results(gold_sql: str, prediction_sql: str, database: Path | str, seconds: float) -> list[Rows] | None:
-    """Rows of gold and prediction, or None when one of them fails."""
-    results = outcome(Path(database), (prediction_sql, gold_sql), seconds, "strict")
-    return None if isinstance(results, SqlError) else results[::-1]
+    return 2 * shared / (2 * shared + extra + missing)

@@ -6,7 +6,7 @@ YEAR(CURDATE()) becomes 2020. Rows must come in the gold's order if its text has
 a quoted text too; duplicates count; the columns may come in one other order; cells are compared exactly; two empty
 results are equal whatever their columns. With a test suite all this must hold on every database.
 
-Where the original fails with an exception the prediction is wrong. It has no working time limit; here there is one.
+Where the original fails with an exception the prediction is wrong. It has no time limit; here there is one.
 """
 
 from __future__ import annotations
@@ -18,12 +18,33 @@ from pathlib import Path
 
 from shared.errors import UserError
 from shared.evaluation.judges.execution import SECONDS, outcome
-from shared.evaluation.judges.statements import Unreadable, first_statement_without_distinct
-from shared.reward.column_matching import Values, column_order_exists
+from shared.reward.execution_match import Values, column_order_exists
 from shared.sql.database import Rows, SqlError
 
 _SPACED_OPERATORS = (("> =", ">="), ("< =", "<="), ("! =", "!="))
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
+_TOKEN = re.compile(
+    r"""
+    (?:--|\#\ )[^\r\n]*             # a comment
+    | /\*.*?\*/
+    | `(?:``|[^`])*`                # a quoted name
+    | (?<![\w\])])\[[^\]\[]+\]
+    | '(?:''|\\'|[^'])*'            # a text; a backslash hides the quote after it if another one follows
+    | "(?:""|\\"|[^"])*"
+    | (?<!\w)[@:$?]\w+ | \\\w+      # a parameter, a command
+    | \w[\w$\#]*                    # a word or number
+    | .
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_MAX_TOKENS = 10_000
+_MAX_NESTING = 100
+_STEPS = {"(": 1, ")": -1, "BEGIN": 1, "END": -1}
+_AFTER_BEGIN = frozenset("; TRANSACTION WORK TRAN DEFERRED IMMEDIATE EXCLUSIVE".split())  # then it opens no block
+
+
+class Unreadable(ValueError):
+    """The evaluator would fail on this text: it is blank, nested too deeply or far too long."""
 
 
 def spider_ex(gold_sql: str, prediction_sql: str, database: Path | str, *, seconds: float = SECONDS) -> bool:
@@ -39,19 +60,20 @@ def spider_test_suite(
 ) -> bool:
     """Spider's verdict on all variants of a database, the original included. Raises UserError as `spider_ex` does."""
     try:
-        prediction = _read(prediction_sql)
+        prediction = first_statement_without_distinct(prediction_sql)
     except Unreadable:
         return False
     try:
-        gold = _read(gold_sql)
+        gold = first_statement_without_distinct(gold_sql)
     except Unreadable as problem:
         raise UserError(f"Gold SQL {gold_sql[:120]!r} cannot be judged ({problem}); correct it.") from None
-    ordered = "order by" in gold.lower()
     for path in map(Path, databases):
-        wanted, given = (_rows(sql, path, seconds) for sql in (gold, prediction))
+        wanted, given = (
+            outcome(path, (_CURRENT_YEAR.sub("2020", sql),), seconds, "ignore") for sql in (gold, prediction)
+        )
         if isinstance(wanted, SqlError):
             raise UserError(f"Gold SQL {gold_sql[:120]!r} cannot be run on {path} ({wanted}); correct it.")
-        if isinstance(given, SqlError) or not spider_match(wanted, given, ordered=ordered):
+        if isinstance(given, SqlError) or not spider_match(wanted[0], given[0], ordered="order by" in gold.lower()):
             return False
     return True
 
@@ -62,7 +84,8 @@ def spider_match(gold: Rows, prediction: Rows, *, ordered: bool) -> bool:
         return True
     if len(gold) != len(prediction) or len(gold[0]) != len(prediction[0]):
         return False
-    own, other = map(_cells_by_text, (gold, prediction))
+    # Each row's cells sorted as text: 1 and 1.0 can end in different places, and then the rows differ.
+    own, other = ([tuple(sorted(row, key=lambda x: f"{x}{type(x)}")) for row in rows] for rows in (gold, prediction))
     if own != other if ordered else set(own) != set(other):
         return False
     own_columns, other_columns = (list(zip(*rows, strict=True)) for rows in (gold, prediction))
@@ -70,24 +93,39 @@ def spider_match(gold: Rows, prediction: Rows, *, ordered: bool) -> bool:
         return Counter(own_columns) == Counter(other_columns)
     counts = [Counter(column) for column in other_columns]
     fits = [[j for j, count in enumerate(counts) if count == Counter(column)] for column in own_columns]
-    return column_order_exists(own_columns, other_columns, fits, _same_rows)
+
+    def same_rows(left: Sequence[Values], right: Sequence[Values]) -> bool:
+        return Counter(zip(*left, strict=True)) == Counter(zip(*right, strict=True))
+
+    return column_order_exists(own_columns, other_columns, fits, same_rows)
 
 
-def _same_rows(gold: Sequence[Values], prediction: Sequence[Values]) -> bool:
-    return Counter(zip(*gold, strict=True)) == Counter(zip(*prediction, strict=True))
+def first_statement_without_distinct(sql: str) -> str:
+    """What the evaluator runs of `sql`; raises Unreadable when there is nothing that could be run.
 
-
-def _cells_by_text(rows: Rows) -> list[tuple[object, ...]]:
-    """Each row's cells sorted as text: 1 and 1.0 can end in different places, and then the rows differ."""
-    return [tuple(sorted(row, key=lambda cell: f"{cell}{type(cell)}")) for row in rows]
-
-
-def _read(sql: str) -> str:
+    It reads SQL with the Python package sqlparse, whose habits are kept: a word is left alone in quotes and comments, a
+    semicolon inside parentheses or BEGIN … END ends nothing, the word GO ends a statement, and texts beyond its limits are
+    not read at all.
+    """
     for spaced, operator in _SPACED_OPERATORS:
         sql = sql.replace(spaced, operator)
-    return first_statement_without_distinct(sql)
-
-
-def _rows(sql: str, path: Path, seconds: float) -> Rows | SqlError:
-    result = outcome(path, (_CURRENT_YEAR.sub("2020", sql),), seconds, "ignore")
-    return result if isinstance(result, SqlError) else result[0]
+    if not sql.strip():
+        raise Unreadable("blank")
+    tokens: list[str] = []
+    level = nesting = 0
+    previous = ""
+    for found in _TOKEN.finditer(sql):
+        token = found[0]
+        is_name = sql[found.end() : found.end() + 1] in ("(", ".") or previous == "."
+        word = "" if is_name else token.upper()
+        tokens.append(token)
+        if token.isspace():
+            continue
+        level += _STEPS.get(token if token in "()" else word, 0) - (previous == "BEGIN" and word in _AFTER_BEGIN)
+        nesting += (token == "(") - (token == ")")
+        if nesting > _MAX_NESTING or len(tokens) > _MAX_TOKENS:
+            raise Unreadable("nested too deeply" if nesting > _MAX_NESTING else "too many words")
+        if (token == "GO" and not is_name) or (token == ";" and level <= 0):
+            break
+        previous = token.upper()
+    return "".join(token for token in tokens if token.lower() != "distinct")

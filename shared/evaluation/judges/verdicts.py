@@ -12,8 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
 
 from tqdm import tqdm
 
@@ -22,7 +23,6 @@ from shared.evaluation.judges.bird import bird_ex
 from shared.evaluation.judges.spider import spider_ex, spider_test_suite
 from shared.records import json_lines
 
-_FIELDS = {"spider": "spider_exec", "bird": "bird_ex", "testsuite": "spider_testsuite"}
 _TEXTS = ("db_id", "gold_sql", "pred_sql")
 
 
@@ -41,90 +41,65 @@ def compare_verdicts(cases: Path, databases: Path, testsuite: Path | None) -> di
     a database or the archive <db_id>.tar.gz. Raises UserError for files that are missing or cannot be read,
     and when nothing was compared.
     """
-    rows = list(read_cases(cases))
-    agreements = {judge: Agreement() for judge in _FIELDS}
+    agreements = {judge: Agreement() for judge in ("spider", "bird", "testsuite")}
     with suites(testsuite) as variants:
-        for row in tqdm(rows, "judging", unit=" cases", leave=False, disable=None):
-            suite = variants(row["db_id"])
+        for number, row in tqdm(list(json_lines(cases)), "judging", unit=" cases", leave=False, disable=None):
+            if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
+                raise UserError(f"{cases}, line {number} lacks the text of {', '.join(_TEXTS)}; correct the line.")
+            name, gold, prediction = (row[key] for key in _TEXTS)
+            base = databases / name / f"{name}.sqlite"
+            if not base.is_file() and not (databases / base.name).is_file():
+                raise UserError(f"Database {base} does not exist; check --databases.")
+            base = base if base.is_file() else databases / base.name
+            suite = variants(name)
             if testsuite and not suite:
-                raise UserError(
-                    f"{testsuite} holds neither {row['db_id']}/*.sqlite nor {row['db_id']}.tar.gz; check --testsuite."
-                )
-            judges = _judges(row, _base(databases, row["db_id"]), suite)
-            for name, judge in judges.items():
-                expected = row.get(_FIELDS[name])
-                if expected is not None:
-                    _count(agreements[name], name, row, expected, judge)
+                raise UserError(f"{testsuite} holds neither {name}/*.sqlite nor {name}.tar.gz; check --testsuite.")
+            judges: list[tuple[str, str, Callable[[], bool]]] = [
+                ("spider", "spider_exec", partial(spider_ex, gold, prediction, base)),
+                ("bird", "bird_ex", partial(bird_ex, gold, prediction, base)),
+                ("testsuite", "spider_testsuite", partial(spider_test_suite, gold, prediction, suite)),
+            ]
+            for judge_name, field, judge in judges[: 3 if suite else 2]:
+                if row.get(field) is None:
+                    continue
+                verdict, note = False, ""
+                try:
+                    verdict = judge()
+                except UserError as error:  # the original fails on such a gold, which counts as false
+                    note = f" ({error})"
+                agreements[judge_name].total += 1
+                agreements[judge_name].equal += verdict == bool(row[field])
+                if verdict != bool(row[field]):
+                    fragile = ", order fragile" if row.get("order_fragile") else ""
+                    case = row.get("id", f"line {number}")
+                    print(f"{case} {judge_name}: recorded {bool(row[field])}, judged {verdict}{fragile}{note}")
+                    print(f"    gold {shorten(gold, 300)}\n    prediction {shorten(prediction, 300)}")
     if not any(found.total for found in agreements.values()):
         raise UserError(f"{cases} holds no case with a verdict to compare with; a truncated file must be restored.")
     print(" ".join(f"{name} {found.equal}/{found.total}" for name, found in agreements.items()))
     return agreements
 
 
-def read_cases(file: Path) -> Iterator[dict[str, Any]]:
-    """The cases of a JSONL file; raises UserError naming the line that is not one."""
-    for number, row in json_lines(file):
-        if not isinstance(row, dict) or not all(isinstance(row.get(key), str) for key in _TEXTS):
-            raise UserError(f"{file}, line {number} lacks the text of {', '.join(_TEXTS)}; correct the line.")
-        yield {"id": f"line {number}"} | row
-
-
-def _judges(row: dict[str, Any], base: Path, suite: list[Path]) -> dict[str, Callable[[], bool]]:
-    gold, prediction = row["gold_sql"], row["pred_sql"]
-    judges: dict[str, Callable[[], bool]] = {
-        "spider": lambda: spider_ex(gold, prediction, base),
-        "bird": lambda: bird_ex(gold, prediction, base),
-    }
-    return judges | ({"testsuite": lambda: spider_test_suite(gold, prediction, suite)} if suite else {})
-
-
-def _count(agreement: Agreement, name: str, row: dict[str, Any], expected: object, judge: Callable[[], bool]) -> None:
-    agreement.total += 1
-    note = ""
-    try:
-        verdict = judge()
-    except UserError as error:  # the original fails on such a gold, which counts as false
-        verdict, note = False, f" ({error})"
-    if verdict == bool(expected):
-        agreement.equal += 1
-        return
-    fragile = ", order fragile" if row.get("order_fragile") else ""
-    print(f"{row['id']} {name}: recorded {bool(expected)}, judged {verdict}{fragile}{note}\n"
-          f"    gold {_short(row['gold_sql'])}\n    prediction {_short(row['pred_sql'])}")  # fmt: skip
-
-
-def _short(sql: str) -> str:
-    line = " ".join(sql.split())
-    return line if len(line) <= 300 else f"{line[:300]} …"
-
-
-def _base(databases: Path, db_id: str) -> Path:
-    for path in (databases / db_id / f"{db_id}.sqlite", databases / f"{db_id}.sqlite"):
-        if path.is_file():
-            return path
-    raise UserError(f"Database {databases / db_id / f'{db_id}.sqlite'} does not exist; check --databases.")
-
-
 @contextmanager
 def suites(folder: Path | None) -> Iterator[Callable[[str], list[Path]]]:
-    """Gives the function from db_id to its variants, the original first, or none; archives are unpacked meanwhile."""
+    """Gives the function from db_id to its variants, the original first, or none; archives are unpacked meanwhile.
+
+    The function raises UserError for an archive that cannot be unpacked.
+    """
     with tempfile.TemporaryDirectory(prefix="firstcall-") as unpacked:
 
         def variants(db_id: str) -> list[Path]:
             if folder is None:
                 return []
-            archive = folder / f"{db_id}.tar.gz"
-            place = Path(unpacked) if archive.is_file() else folder
-            if archive.is_file() and not (place / db_id).is_dir():
-                _unpack(archive, place)
-            return sorted((place / db_id).glob("*.sqlite"), key=lambda path: (path.stem != db_id, path.name))
+            archive, place = folder / f"{db_id}.tar.gz", folder / db_id
+            if archive.is_file():
+                place = Path(unpacked) / db_id
+                if not place.is_dir():
+                    try:
+                        with tarfile.open(archive) as content:
+                            content.extractall(unpacked, filter="data")
+                    except (tarfile.TarError, EOFError, OSError) as error:
+                        raise UserError(f"{archive} cannot be unpacked ({error}); restore the file.") from error
+            return sorted(place.glob("*.sqlite"), key=lambda path: (path.stem != db_id, path.name))
 
         yield variants
-
-
-def _unpack(archive: Path, place: Path) -> None:
-    try:
-        with tarfile.open(archive) as content:
-            content.extractall(place, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise UserError(f"{archive} cannot be unpacked ({error}); restore the file.") from error

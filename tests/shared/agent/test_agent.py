@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +76,12 @@ def test_without_any_query_nothing_is_submitted(play: Callable[..., Episode]) ->
 
 
 def test_an_sql_block_beside_a_call_is_no_submission(play: Callable[..., Episode]) -> None:
-    played = play(says(search(), content="```sql\nSELECT 9\n```"), limits=replace(LIMITS, max_turns=1))
+    played = play(says(search(), content="```sql\nSELECT 9\n```"), limits=LIMITS.model_copy(update={"max_turns": 1}))
     assert (played.stop, played.submitted_sql) == (StopReason.TURN_LIMIT, None)
 
 
 def test_the_turn_limit_leaves_the_last_calls_unrun(play: Callable[..., Episode]) -> None:
-    played = play(says(sql()), says(sql("SELECT 2")), limits=replace(LIMITS, max_turns=2))
+    played = play(says(sql()), says(sql("SELECT 2")), limits=LIMITS.model_copy(update={"max_turns": 2}))
     assert played.stop is StopReason.TURN_LIMIT
     assert played.submitted_sql == COUNT
     assert played.turns[1].calls == (sql("SELECT 2"),)
@@ -91,7 +90,7 @@ def test_the_turn_limit_leaves_the_last_calls_unrun(play: Callable[..., Episode]
 
 
 def test_an_answer_in_the_last_turn_is_an_answer(play: Callable[..., Episode]) -> None:
-    assert play(says(sql()), "Three.", limits=replace(LIMITS, max_turns=2)).stop is StopReason.ANSWERED
+    assert play(says(sql()), "Three.", limits=LIMITS.model_copy(update={"max_turns": 2})).stop is StopReason.ANSWERED
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
@@ -101,21 +100,21 @@ def test_an_empty_message_is_no_answer(play: Callable[..., Episode], text: str) 
 
 @pytest.mark.parametrize("text", ["word " * 300, says(sql("SELECT " + "1, " * 300))])
 def test_a_turn_cut_by_its_token_limit_is_named_and_never_run(play: Callable[..., Episode], text: str) -> None:
-    played = play(says(sql()), text, limits=replace(LIMITS, max_turn_tokens=100))
+    played = play(says(sql()), text, limits=LIMITS.model_copy(update={"max_turn_tokens": 100}))
     assert played.stop is StopReason.LENGTH
     assert played.turns[1].observations == ()
     assert played.submitted_sql == COUNT
 
 
 def test_a_complete_call_counts_even_if_the_turn_was_cut_behind_it(play: Callable[..., Episode]) -> None:
-    played = play(says(sql()) + "\nand " * 300, "Three.", limits=replace(LIMITS, max_turn_tokens=100))
+    played = play(says(sql()) + "\nand " * 300, "Three.", limits=LIMITS.model_copy(update={"max_turn_tokens": 100}))
     assert played.stop is StopReason.ANSWERED
     assert played.submitted_sql == COUNT
 
 
 def test_the_context_limit_ends_before_the_prompt_that_would_not_fit(tokenizer: Tokenizer, toolbox: Toolbox) -> None:
     model = ScriptedModel(tokenizer, says(ToolCall("get_columns", {"table": "claims"})))
-    limits = replace(LIMITS, max_turns=1000, context_tokens=3000)
+    limits = LIMITS.model_copy(update={"max_turns": 1000, "context_tokens": 3000})
     with scripted_server(model) as base_url:
         played = asyncio.run(episode(base_url, toolbox, tokenizer, limits))
     assert played.stop is StopReason.CONTEXT_LIMIT
@@ -128,7 +127,7 @@ def test_the_context_limit_ends_before_the_prompt_that_would_not_fit(tokenizer: 
 def test_a_question_too_long_for_the_context_is_never_asked(tokenizer: Tokenizer, toolbox: Toolbox) -> None:
     model = ScriptedModel(tokenizer, "Done.")
     with scripted_server(model) as base_url:
-        played = asyncio.run(episode(base_url, toolbox, tokenizer, replace(LIMITS, context_tokens=300)))
+        played = asyncio.run(episode(base_url, toolbox, tokenizer, LIMITS.model_copy(update={"context_tokens": 300})))
     assert (played.stop, played.turns, model.requests) == (StopReason.CONTEXT_LIMIT, (), [])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -55,7 +54,7 @@ def test_a_good_call_beside_a_broken_one_runs(play: Callable[..., Episode]) -> N
 
 
 def test_a_model_that_repeats_a_malformed_call_meets_the_turn_limit(play: Callable[..., Episode]) -> None:
-    played = play("<tool_call>\nsearch\n</tool_call>", limits=replace(LIMITS, max_turns=4))
+    played = play("<tool_call>\nsearch\n</tool_call>", limits=LIMITS.model_copy(update={"max_turns": 4}))
     assert played.stop is StopReason.TURN_LIMIT
     assert [len(turn.observations) for turn in played.turns] == [1, 1, 1, 0]
 

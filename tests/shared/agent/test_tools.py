@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
@@ -204,7 +203,7 @@ def test_a_slow_query_is_answered_with_advice(toolbox: Toolbox) -> None:
 
 
 def test_the_row_cap_of_the_settings_reaches_the_model(tmp_path: Path) -> None:
-    database = insurance(tmp_path, limits=dataclasses.replace(LIMITS, max_rows=2))
+    database = insurance(tmp_path, limits=LIMITS.model_copy(update={"max_rows": 2}))
     assert sql(Toolbox(database, TOKENIZER, 400), "SELECT claim_id FROM claims").endswith("(first 2 of 2+ rows)")
     with pytest.raises(SqlError):
         database.execute("SELECT")

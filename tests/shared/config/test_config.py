@@ -1,5 +1,6 @@
 """Settings: one home each, typed, and every mistake named with its nearest valid key."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from annotated_types import Ge, Gt
 
-import shared.config.load
-from shared.config.load import load_config, setting_types, to_dict
-from shared.config.schema import PROFILES
+from shared.config.device import PROFILES
+from shared.config.load import load_config
+from shared.config.schema import Config
 from shared.errors import UserError
 
 REPO = Path(__file__).resolve().parents[3]
@@ -159,23 +161,36 @@ def test_every_setting_has_a_comment_or_speaks_for_itself() -> None:
     document.pop("profiles")
     leaves = {f"{k}.{leaf}" for k, v in document.items() if isinstance(v, dict) for leaf in v}
     leaves |= {key for key, value in document.items() if not isinstance(value, dict)}
-    assert leaves == set(setting_types())
+    assert leaves == {name for name, _ in Config.settings()} - {"profile"}
 
 
-def test_every_number_has_bounds() -> None:
-    numbers = {key for key, kind in setting_types().items() if kind in (int, float)}
-    by_themselves = {"grpo.rollouts_per_question", "grpo.test_every", "gate.samples"}
-    assert numbers == {
-        *shared.config.load._POSITIVE,
-        *shared.config.load._NOT_NEGATIVE,
-        *shared.config.load._SHARES,
-        *by_themselves,
-    }
+def test_every_number_has_a_lower_bound() -> None:
+    numbers = {name: field for name, field in Config.settings() if field.annotation in (int, float, int | None)}
+    assert len(numbers) > 50
+    assert not [name for name, field in numbers.items() if not any(isinstance(m, Gt | Ge) for m in field.metadata)]
 
 
-def test_the_config_becomes_plain_values() -> None:
-    values = to_dict(load_config(PIPELINE, "cpu"))
-    assert values["sft"]["epochs"] == load_config(PIPELINE, "cpu").sft.epochs
+def test_every_setting_says_what_it_means() -> None:
+    assert not [name for name, field in Config.settings() if not field.description]
+
+
+def test_a_fingerprint_holds_what_shapes_the_result_of_a_stage_and_nothing_operational() -> None:
+    config = load_config(PIPELINE, "cpu")
+    shaped = config.part_of("evaluation")
+    assert set(shaped) == {"seed", "sandbox", "agent", "grpo", "vllm", "evaluate"}
+    assert set(shaped["grpo"]) == {"reward_valid_call", "reward_executed", "reward_right_tables"}
+    assert set(shaped["evaluate"]) == {"samples", "temperature", "bootstrap_samples"}
+    assert shaped["agent"] == config.agent.model_dump()
+    assert "concurrency" not in config.part_of("grpo")["grpo"]
+    assert config.part_of("data") == {
+        "seed": config.seed, "data": config.data.model_dump(), "sandbox": config.sandbox.model_dump()
+    }  # fmt: skip
+    assert set(config.part_of("teacher")["teacher"]) == {"endpoint", "model", "temperature"}
+
+
+def test_the_config_survives_a_file_of_plain_values() -> None:
+    config = load_config(PIPELINE, "cpu")
+    assert Config.model_validate(json.loads(json.dumps(config.model_dump()))) == config
 
 
 def test_settings_and_records_load_without_torch() -> None:

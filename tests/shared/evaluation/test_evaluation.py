@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +19,7 @@ from shared.evaluation.run import (
     Endpoint,
     chosen_questions,
     evaluate,
-    evaluate_endpoint,
+    evaluate_subject,
     read_summary,
     summary_line,
     whole_model,
@@ -67,7 +66,17 @@ def questions(tmp_path: Path) -> list[Question]:
 
 def run(questions: list[Question], config: Config, folder: Path, handler: Callable[[dict[str, Any]], Any]) -> Summary:
     with scripted_server(handler) as base_url:
-        return asyncio.run(evaluate(questions, base_url, tiny_tokenizer(), config, folder))
+        return asyncio.run(evaluate(questions, endpoint(folder, base_url), config, folder))
+
+
+def endpoint(folder: Path, url: str) -> Endpoint:
+    """An endpoint whose tokenizer stands beside `folder`."""
+    return Endpoint(url, tokenizer_folder(folder.parent))
+
+
+def accuracy(summary: Summary) -> float:
+    assert summary.accuracy
+    return summary.accuracy.mean
 
 
 def number(request: dict[str, Any]) -> int:
@@ -84,9 +93,9 @@ def solves(request: dict[str, Any]) -> dict[str, Any]:
 
 def test_every_question_is_played_and_judged(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", solves)
-    assert (summary.n, summary.execution_accuracy, summary.tool_call_rate) == (10, 0.5, 1.0)
+    assert (summary.n, accuracy(summary), summary.tool_call_rate) == (10, 0.5, 1.0)
     by_split = summary.accuracy_by["split_kind"]
-    assert {kind: found.share for kind, found in by_split.items()} == {"seen_database": 1.0, "unseen_database": 0.0}
+    assert {kind: found.mean for kind, found in by_split.items()} == {"seen_database": 1.0, "unseen_database": 0.0}
     stored = read_summary(tmp_path / "e")
     assert stored["tool_calls"] == 10
     assert stored["seconds"] >= 0
@@ -105,7 +114,7 @@ def test_an_interrupted_evaluation_plays_only_what_is_missing(
     asked = []
     again = run(questions, config, tmp_path / "e", lambda request: asked.append(number(request)) or solves(request))
     assert len(set(asked)) == 4
-    assert (again.execution_accuracy, again.interval) == (first.execution_accuracy, first.interval)
+    assert again.accuracy == first.accuracy
     assert len(read_episodes(file)) == 10
 
 
@@ -130,7 +139,7 @@ def test_an_episode_lost_twice_is_left_out_and_counted(
 
     summary = run(questions, config, tmp_path / "e", broken_for_one)
     assert (summary.n, summary.infrastructure_failures) == (9, 1)
-    assert summary.execution_accuracy == pytest.approx(5 / 9)
+    assert accuracy(summary) == pytest.approx(5 / 9)
     assert "1 lost to the infrastructure" in summary_line("base", read_summary(tmp_path / "e"))
 
 
@@ -151,7 +160,7 @@ def test_an_endpoint_that_is_not_there_is_named(
 ) -> None:
     monkeypatch.setattr(shared.agent.chat_client, "_FIRST_DELAY_SECONDS", 0.001)
     with pytest.raises(UserError, match=r"10 of 10 episodes.*http://127\.0\.0\.1:9/v1"):
-        asyncio.run(evaluate(questions, "http://127.0.0.1:9/v1", tiny_tokenizer(), config, tmp_path / "e"))
+        asyncio.run(evaluate(questions, endpoint(tmp_path / "e", "http://127.0.0.1:9/v1"), config, tmp_path / "e"))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +210,7 @@ def test_an_empty_question_file_is_named_as_what_it_is(tmp_path: Path, monkeypat
 
 def test_a_model_that_never_calls_a_tool_shows(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", ScriptedModel(tiny_tokenizer(), "I do not know."))
-    assert (summary.tool_call_rate, summary.execution_accuracy) == (0.0, 0.0)
+    assert (summary.tool_call_rate, accuracy(summary)) == (0.0, 0.0)
     assert read_summary(tmp_path / "e")["tool_calls"] == 0
 
 
@@ -243,12 +252,11 @@ def test_another_split_or_imported_questions_can_be_asked(
     file = tmp_path / "imported.jsonl"
     write_jsonl(file, questions[:2])
     (tmp_path / "tokenizer").mkdir()
-    endpoint = Endpoint("", tokenizer_folder(tmp_path / "tokenizer"), "large")
     asked: list[dict[str, Any]] = []
     with scripted_server(lambda request: asked.append(request) or solves(request)) as url:
-        endpoint = dataclasses.replace(endpoint, url=url)
+        large = Endpoint(url, tokenizer_folder(tmp_path / "tokenizer"), "large")
         for _ in range(2):  # the second time it is finished
-            summary = evaluate_endpoint(endpoint, config, directory, "mine", chosen_questions(config, directory, file))
+            summary = evaluate_subject(large, config, directory, "mine", chosen_questions(config, directory, file))
     assert (summary["n"], len(asked), {request["model"] for request in asked}) == (2, 4, {"large"})
     assert list(read_questions(directory.evaluation("mine") / "questions.jsonl")) == questions[:2]
     file.write_text('{"question": "How many?", "sql": "SELECT 1"}\n')
@@ -294,6 +302,6 @@ def test_endpoints_without_token_ids_are_evaluated_too(
     questions: list[Question], config: Config, tmp_path: Path
 ) -> None:
     summary = run(questions, config, tmp_path / "e", lambda request: answer(FINAL))
-    assert summary.execution_accuracy == 0.5
+    assert accuracy(summary) == 0.5
     assert summary.tool_call_rate is None
     assert "tool-call rate –" in summary_line("x", read_summary(tmp_path / "e"))

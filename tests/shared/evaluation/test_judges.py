@@ -11,8 +11,7 @@ import pytest
 from shared.errors import UserError
 from shared.evaluation.judges import bird_ex, soft_f1, spider_ex, spider_test_suite
 from shared.evaluation.judges.bird import soft_f1_match
-from shared.evaluation.judges.spider import spider_match
-from shared.evaluation.judges.statements import Unreadable, first_statement_without_distinct
+from shared.evaluation.judges.spider import Unreadable, first_statement_without_distinct, spider_match
 from shared.sql.database import Rows
 from tests.shared.examples import insurance_file
 

@@ -13,7 +13,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from shared.errors import UserError
-from shared.evaluation.metrics import Accuracy, bootstrap_interval, summarise
+from shared.evaluation.metrics import Estimate, estimate, summarise
 from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn
 from shared.runs.metrics_log import MetricsLog
 
@@ -45,9 +45,9 @@ def test_a_summary_counts_what_the_table_shows() -> None:
     questions = [question(1), question(2, "unseen_database"), question(3, "unseen_database", "hard"), question(4)]
     summary = summarise(episodes, questions, samples=100)
     assert (summary.n, summary.infrastructure_failures) == (3, 1)
-    assert summary.execution_accuracy == pytest.approx(2 / 3)
-    assert summary.interval is not None
-    assert summary.interval[0] <= 2 / 3 <= summary.interval[1]
+    assert summary.accuracy
+    assert (summary.accuracy.mean, summary.accuracy.n) == (pytest.approx(2 / 3), 3)
+    assert summary.accuracy.low <= 2 / 3 <= summary.accuracy.high
     assert summary.tool_call_rate == pytest.approx(2 / 3)
     assert summary.fallback_share == pytest.approx(2 / 6)
     assert summary.merged_share == pytest.approx(3 / 4)
@@ -55,8 +55,8 @@ def test_a_summary_counts_what_the_table_shows() -> None:
     assert summary.mean_completion_tokens == pytest.approx(70 / 3)
     assert summary.mean_prompt_tokens == 100.0
     assert summary.mean_seconds == 2.0
-    assert summary.accuracy_by["split_kind"]["seen_database"] == Accuracy(1.0, 1.0, 1.0, 1)
-    shares = {kind: {name: found.share for name, found in by.items()} for kind, by in summary.accuracy_by.items()}
+    assert summary.accuracy_by["split_kind"]["seen_database"] == Estimate(1.0, 1.0, 1.0, 1)
+    shares = {kind: {name: found.mean for name, found in by.items()} for kind, by in summary.accuracy_by.items()}
     assert shares["split_kind"] == {"seen_database": 1.0, "unseen_database": 0.5}
     assert shares["difficulty"] == {"easy": 0.5, "hard": 1.0}
     assert summary.stops == {"answered": 1, "length": 1, "turn_limit": 1}
@@ -67,7 +67,7 @@ def test_what_cannot_be_known_is_none() -> None:
     assert (plain.tool_call_rate, plain.fallback_share, plain.merged_share) == (None, None, None)
     assert plain.accuracy_by["split_kind"] == {}
     nothing = summarise([episode(1, stop=StopReason.INFRASTRUCTURE, reward=None)], [question(1)])
-    assert (nothing.n, nothing.execution_accuracy, nothing.interval, nothing.mean_turns) == (0, None, None, None)
+    assert (nothing.n, nothing.accuracy, nothing.mean_turns) == (0, None, None)
     assert json.loads(json.dumps(dataclasses.asdict(nothing)))["infrastructure_failures"] == 1
 
 
@@ -80,13 +80,13 @@ def test_an_episode_without_its_reward_is_no_silent_zero() -> None:
 
 def test_the_interval_is_reproducible_and_narrows_with_more_values() -> None:
     few, many = [0.0, 1.0] * 10, [0.0, 1.0] * 500
-    assert bootstrap_interval(few, 500, seed=1) == bootstrap_interval(few, 500, seed=1)
-    low, high = bootstrap_interval(many, 500, seed=1)
-    assert 0.46 < low < 0.5 < high < 0.54
-    assert bootstrap_interval(few, 500, seed=1)[1] - bootstrap_interval(few, 500, seed=1)[0] > high - low
-    assert bootstrap_interval([1.0] * 7, 100, seed=0) == (1.0, 1.0)
+    wide, narrow = estimate(few, 500, seed=1), estimate(many, 500, seed=1)
+    assert wide == estimate(few, 500, seed=1)
+    assert 0.46 < narrow.low < 0.5 < narrow.high < 0.54
+    assert wide.high - wide.low > narrow.high - narrow.low
+    assert estimate([1.0] * 7, 100, seed=0) == Estimate(1.0, 1.0, 1.0, 7)
     with pytest.raises(ValueError, match="at least one value"):
-        bootstrap_interval([], 100, seed=0)
+        estimate([], 100, seed=0)
 
 
 def test_figures_are_appended_as_json_lines(tmp_path: Path) -> None:

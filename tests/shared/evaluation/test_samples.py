@@ -14,12 +14,11 @@ from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.analyse import paired_report, report, verdicts
-from shared.evaluation.metrics import compare_pairs, majority, pass_at_k, sign_test
-from shared.evaluation.run import play_samples, sample_figures
+from shared.evaluation.metrics import compare_pairs, majority, pass_at_k
+from shared.evaluation.run import Endpoint, play_samples, sample_figures
 from shared.records import Episode, Question, Reward, StopReason, write_jsonl
-from shared.sql.database import Database
 from tests.scripted_server import answer, scripted_server
-from tests.shared.examples import LIMITS, insurance_file, tiny_tokenizer
+from tests.shared.examples import LIMITS, insurance_file, tokenizer_folder
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 COUNT = "SELECT count(*) FROM claims"
@@ -75,8 +74,7 @@ def test_votes_are_about_results_and_not_about_texts(questions: list[Question], 
         evaluation(tmp_path / "3", ("q1", "SELECT sum(1) FROM claims", True), ("q2", None, False)),
         evaluation(tmp_path / "4", ("q1", COUNT, True), ("q2", "SELECT 1", False)),
     ]
-    databases = {questions[0].database: Database(questions[0].database, LIMITS)}
-    figures = sample_figures(questions, folders, databases)
+    figures = sample_figures(questions, folders, LIMITS)
     assert figures == {"questions": 2, "samples": 4, "pass@1": 0.5, "pass@2": 0.75, "pass@4": 1.0, "majority vote": 1.0}
 
 
@@ -90,10 +88,11 @@ def test_samples_are_played_into_folders_of_their_own(
         return answer(f"```sql\n{COUNT if 2 < len(asked) <= 4 else 'SELECT 9'}\n```")  # the second sample is right
 
     with scripted_server(model) as url:
-        summary = play_samples(questions, url, tiny_tokenizer(), config(), tmp_path / "mine")
+        summary = play_samples(questions, Endpoint(url, tokenizer_folder(tmp_path)), config(), tmp_path / "mine")
     assert len(asked) == 6
     assert sorted(file.parent.name for file in tmp_path.rglob("episodes.jsonl")) == ["mine", "sample_2", "sample_3"]
-    assert summary.execution_accuracy == 0.0
+    assert summary.accuracy
+    assert summary.accuracy.mean == 0.0
     figures = json.loads((tmp_path / "mine" / "samples.json").read_text())
     assert (figures["pass@1"], figures["majority vote"]) == (pytest.approx(1 / 6), 0.0)
     assert "pass@2" in capsys.readouterr().out
@@ -101,16 +100,13 @@ def test_samples_are_played_into_folders_of_their_own(
 
 def test_greedy_samples_are_refused(questions: list[Question], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"set evaluate\.temperature above 0"):
-        play_samples(questions, "http://127.0.0.1:9/v1", tiny_tokenizer(), config("evaluate.samples=2"), tmp_path)
+        play_samples(questions, Endpoint("http://127.0.0.1:9/v1", tmp_path), config("evaluate.samples=2"), tmp_path)
 
 
 def test_every_rule_judges_what_was_submitted(questions: list[Question], tmp_path: Path) -> None:
     folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", "SELECT kind FROM policies", False))
     rows = verdicts(folder, questions, 5.0)
-    assert [(row.house, row.spider, row.bird, row.soft_f1) for row in rows] == [
-        (False, True, True, 1.0),
-        (False, True, True, 1.0),
-    ]
+    assert [row.rules for row in rows] == [{"house": 0.0, "spider": 1.0, "bird": 1.0, "soft_f1": 1.0}] * 2
     text = report("sft", rows, config())
     assert "2 questions on which the rules disagree" in text
     assert "q2: house no spider yes bird yes" in text
@@ -127,7 +123,7 @@ def test_the_test_suite_judges_where_variants_are_given(questions: list[Question
     other = dataclasses.replace(questions[1], db_id="other")
     folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", KINDS, True))
     rows = verdicts(folder, [questions[0], other], 5.0, lambda name: suite.get(name, ()))
-    assert [(row.spider, row.testsuite) for row in rows] == [(True, False), (True, None)]
+    assert [(row.rules["spider"], row.rules.get("testsuite")) for row in rows] == [(1.0, 0.0), (1.0, None)]
     text = report("sft", rows, config())
     assert "testsuite         0.0%  (0.0% to 0.0%, n = 1)" in text
     assert "q1: house no spider yes testsuite no bird yes" in text
@@ -147,12 +143,15 @@ def test_two_evaluations_are_compared_by_question(questions: list[Question], tmp
 def test_pairs_count_who_won_where() -> None:
     found = compare_pairs({"a": True, "b": True, "c": False, "x": True}, {"c": True, "b": False, "a": True, "y": True})
     assert (found.both, found.only_first, found.only_second, found.neither) == (1, 1, 1, 0)
-    assert found.difference == 0.0
-    assert found.interval[0] <= 0 <= found.interval[1]
+    assert (found.difference.mean, found.difference.n) == (0.0, 3)
+    assert found.difference.low <= 0 <= found.difference.high
 
 
 @pytest.mark.parametrize(
     ("won", "lost", "p"), [(0, 0, 1.0), (1, 0, 1.0), (5, 0, 0.0625), (0, 5, 0.0625), (8, 2, 0.109375)]
 )
 def test_the_sign_test_is_exact(won: int, lost: int, p: float) -> None:
-    assert sign_test(won, lost) == pytest.approx(p)
+    first = {str(place): place >= won for place in range(won + lost + 3)}
+    second = {name: not right if place < won + lost else right for place, (name, right) in enumerate(first.items())}
+    found = compare_pairs(first, second, samples=10)
+    assert (found.only_second, found.only_first, found.p_value) == (won, lost, pytest.approx(p))

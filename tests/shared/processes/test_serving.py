@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shared.config.load import load_config
-from shared.evaluation.run import evaluate_model
+from shared.evaluation.run import evaluate_subject
 from shared.processes.vllm_server import server_argv, server_environment
 from shared.records import Question, write_jsonl
 from shared.runs.manifest import RunDirectory
@@ -88,8 +88,8 @@ def test_a_real_model_is_served_and_evaluated_also_after_a_kill_9(
     assert not alive, "services outlived their runner"
 
     config = load_config(PIPELINE, "cpu", settings)
-    summary = evaluate_model(model, config, run, "tiny")
+    summary = evaluate_subject(model, config, run, "tiny")
     assert (summary["n"], summary["infrastructure_failures"]) == (4, 0)
     assert summary["tool_call_rate"] == 0.0, "the server gave token ids"
-    assert evaluate_model(model, config, run, "tiny") == summary
+    assert evaluate_subject(model, config, run, "tiny") == summary
     assert "finished before" in capsys.readouterr().out

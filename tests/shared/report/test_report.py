@@ -14,8 +14,8 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import summarise
 from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn, write_jsonl
-from shared.report.__main__ import collect, markdown, table_rows, update_readme, verdict, write_report
-from shared.report.page import interval_chart, line_chart, readable
+from shared.report.__main__ import collect, tables, update_readme, verdict, write_report
+from shared.report.page import line_chart, readable
 from shared.runs.manifest import RunDirectory, finish_stage, write_json
 from shared.tool_calls import render_call
 
@@ -88,7 +88,7 @@ def whole_run(run: RunDirectory) -> RunDirectory:
 
 
 def test_the_table_has_a_row_per_model_and_kind_of_database(config: Config, whole_run: RunDirectory) -> None:
-    rows = table_rows(collect(config, whole_run))
+    rows = tables(collect(config, whole_run))[0].rows
     assert [row[0] for row in rows[:3]] == ["base", "  seen databases", "  unseen databases"]
     assert len(rows) == 9
     sft = rows[3]
@@ -115,7 +115,7 @@ def test_no_real_change_is_called_noise(config: Config, run: RunDirectory, is_co
 def test_an_unfinished_run_can_be_reported(config: Config, run: RunDirectory) -> None:
     evaluated(run, "base", lambda i: False)
     facts = write_report(config, run)
-    assert [model["who"] for model in facts["models"]] == ["base"]
+    assert [model["name"] for model in facts["models"]] == ["base"]
     assert "not both evaluated yet" in verdict(facts)
     assert "GRPO, step by step" not in (run.report / "report.html").read_text()
 
@@ -143,7 +143,8 @@ def test_the_page_is_whole_and_escapes_what_the_model_wrote(config: Config, whol
     assert "3 &lt;script&gt;alert(1)" in html
     assert "secret system prompt" not in html
     assert not re.findall(r"(?:src|href)=|url\(|https?://", html)
-    assert html.count("<svg") == 1 + 4, "accuracy, and each figure that the steps have"
+    assert html.count("<svg") == 4, "each figure that the steps have"
+    assert html.count('class="scale"') == 3, "the accuracy of each model"
     assert "recovers from an error" in html
     assert "wrong answer" in html
     checker = _Balance()
@@ -181,7 +182,7 @@ def test_the_readme_block_is_replaced_and_nothing_else(config: Config, whole_run
 
 
 def test_markdown_tables_are_regular(config: Config, whole_run: RunDirectory) -> None:
-    text = markdown(collect(config, whole_run))
+    text = "\n\n".join(table.markdown() for table in tables(collect(config, whole_run)))
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 
@@ -195,13 +196,6 @@ def test_charts_stay_inside_their_frame(values: list[float | None]) -> None:
     places = re.findall(r'cx="([\d.-]+)" cy="([\d.-]+)"', chart or "")
     assert len(places) == len(values)
     assert all(0 <= float(x) <= 300 and 0 <= float(y) <= 110 for x, y in places)
-
-
-def test_an_interval_chart_names_every_model() -> None:
-    part = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 10}
-    chart = interval_chart([{"label": "base", "all": part}, {"label": "after SFT", "all": part}])
-    assert chart.count("50.0%") == 2
-    assert "after SFT" in chart
 
 
 def test_calls_are_shown_readably_even_with_broken_arguments() -> None:

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.config.schema import SandboxConfig
-from shared.reward.execution_match import execution_match, gold_is_ordered
+from shared.reward.execution_match import execution_match
+from shared.reward.sql_text import gold_is_ordered
 from shared.sql.database import Database, QueryResult, SqlError
 from tests.beside import REAL_DATA, needs_real_data
 

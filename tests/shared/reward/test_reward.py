@@ -11,9 +11,9 @@ import pytest
 from shared.config.load import load_config
 from shared.config.schema import GrpoConfig
 from shared.errors import UserError
-from shared.records import Episode, Question, StopReason, ToolCall, Turn
+from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn
 from shared.reward.perturbed_copies import make_copies
-from shared.reward.reward import EMPTY_GOLD_REWARD, GoldCache, Reward, judge, self_test
+from shared.reward.reward import EMPTY_GOLD_REWARD, gold_result, judge, self_test
 from shared.sql.database import Database
 from tests.beside import REAL_DATA, needs_real_data
 from tests.shared.examples import LIMITS, insurance, insurance_file
@@ -147,18 +147,19 @@ def test_an_infrastructure_ending_has_no_reward(database: Database) -> None:
     "gold", ["SELECT gone FROM claims", "DELETE FROM claims", "SELECT 1 FROM claims a, claims b, claims c"]
 )
 def test_a_gold_that_cannot_be_used_is_the_users_problem(gold: str, tmp_path: Path) -> None:
-    database = insurance(tmp_path, limits=dataclasses.replace(LIMITS, max_compare_rows=10))
+    database = insurance(tmp_path, limits=LIMITS.model_copy(update={"max_compare_rows": 10}))
     with pytest.raises(UserError, match="Gold SQL"):
         reward(gold, COUNT, database)
 
 
 def test_gold_results_are_run_once_until_the_file_changes(tmp_path: Path) -> None:
-    database, golds = insurance(tmp_path), GoldCache()
-    first = golds(database, COUNT)
-    assert golds(database, COUNT) is first
+    database = insurance(tmp_path)
+    first = gold_result(database, 1, COUNT)
+    assert gold_result(database, 1, COUNT) is first
     database.path.unlink()
-    changed = insurance(tmp_path, "DELETE FROM claims WHERE claim_id = 1;")
-    assert golds(changed, COUNT).rows == ((2,),)
+    insurance_file(tmp_path, "DELETE FROM claims WHERE claim_id = 1;")
+    assert gold_result(database, 2, COUNT).rows == ((2,),)
+    assert judge(question(COUNT), episode("SELECT count(*) - 1 + 1 FROM claims"), database, GRPO).correct
 
 
 def test_the_self_test_passes_on_usable_golds(tmp_path: Path) -> None:
@@ -233,5 +234,5 @@ def test_every_gold_of_the_spider_sample_passes_the_self_test() -> None:
         )
         for i, row in enumerate(rows)
     ]
-    limits = dataclasses.replace(LIMITS, timeout_seconds=10, max_compare_rows=20000, max_result_bytes=4_000_000)
+    limits = LIMITS.model_copy(update={"timeout_seconds": 10, "max_compare_rows": 20000, "max_result_bytes": 4_000_000})
     self_test(questions, GRPO, limits)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import os
 import signal
@@ -38,7 +37,7 @@ def seconds_taken(database: Database, attack: str) -> float:
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory: pytest.TempPathFactory) -> Database:
     """One database for all hostile statements: what one left behind, the next would see."""
-    return insurance(tmp_path_factory.mktemp("attacked"), limits=dataclasses.replace(LIMITS, timeout_seconds=0.1))
+    return insurance(tmp_path_factory.mktemp("attacked"), limits=LIMITS.model_copy(update={"timeout_seconds": 0.1}))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +77,7 @@ def test_hostile_sql_is_refused_or_stopped_and_leaves_no_trace(
     ],
 )
 def test_refusals_say_what_to_change(sql: str, kind: str, words: str, tmp_path: Path) -> None:
-    limits = dataclasses.replace(LIMITS, timeout_seconds=30.0) if kind == "too_large" else LIMITS
+    limits = LIMITS.model_copy(update={"timeout_seconds": 30.0}) if kind == "too_large" else LIMITS
     with pytest.raises(SqlError, match=words) as caught:
         insurance(tmp_path, limits=limits).execute(sql)
     assert caught.value.kind == kind
@@ -198,8 +197,8 @@ def test_a_sandbox_that_died_while_idle_is_replaced(tmp_path: Path) -> None:
     database = insurance(tmp_path)
     database.execute("SELECT 1")
     for worker in sandbox_pool._idle:
-        worker._process.kill()
-        worker._process.wait()
+        worker.process.kill()
+        worker.process.wait()
     assert database.execute("SELECT 1").rows == ((1,),)
 
 
@@ -216,7 +215,7 @@ def test_a_file_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
 
 def test_a_sandbox_may_map_only_little_more_than_it_has(tmp_path: Path) -> None:
     insurance(tmp_path).execute("SELECT 1")
-    process = Path(f"/proc/{sandbox_pool._idle[-1]._process.pid}")
+    process = Path(f"/proc/{sandbox_pool._idle[-1].process.pid}")
     limits = {line[:25].strip(): line[26:].split()[0] for line in (process / "limits").read_text().splitlines()[1:]}
     mapped = int((process / "statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     assert int(limits["Max address space"]) - mapped <= 200 << 20
@@ -227,7 +226,7 @@ def test_a_sandbox_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(sandbox_pool, "_GRACE_SECONDS", 0.1)
     database = insurance(tmp_path)
     database.execute("SELECT 1")
-    os.kill(sandbox_pool._idle[-1]._process.pid, signal.SIGSTOP)
+    os.kill(sandbox_pool._idle[-1].process.pid, signal.SIGSTOP)
     with pytest.raises(SqlError, match=r"stopped after 0\.5 s"):
         database.execute("SELECT 1")
     monkeypatch.undo()
@@ -249,7 +248,7 @@ def test_official_statements_run_on_a_private_copy(tmp_path: Path) -> None:
 def test_no_sandbox_outlives_a_killed_owner(tmp_path: Path) -> None:
     script = (
         "import sys, time; from shared.sql import database as d, sandbox_pool as p; from tests.shared.examples import LIMITS\n"
-        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(p._idle[0]._process.pid, flush=True); time.sleep(60)"
+        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(p._idle[0].process.pid, flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script, str(insurance_file(tmp_path))], stdout=subprocess.PIPE, text=True

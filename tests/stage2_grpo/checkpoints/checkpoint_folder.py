@@ -12,7 +12,7 @@ from shared.config.load import load_config
 from shared.models.folder import TEMPLATE_FILE, tool_template
 from shared.records import Question
 from shared.runs.manifest import RunDirectory
-from stage2_grpo.preflight.doctor.findings import Case
+from stage2_grpo.preflight.findings import Case
 from tests.shared.examples import insurance_file, tokenizer_folder
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ _CONFIG = {
 }
 ROOM = (
     "agent.context_tokens=4096", "vllm.max_model_len=4096", "grpo.max_prompt_length=2048", "grpo.save_every=1",
-    "grpo.trajectory_response_length=4096", "grpo.max_token_len_per_gpu=8192",
+    "grpo.trajectory_response_length=4096",
 )  # fmt: skip
 
 

@@ -10,15 +10,15 @@ import pytest
 
 from shared.config.load import load_config
 from shared.errors import UserError
+from shared.evaluation.run import evaluation_fingerprint
 from shared.records import Question, write_jsonl
 from shared.runs.manifest import RunDirectory, begin_stage, write_json
 from stage2_grpo.preflight.gate import (
     Readiness,
     compare,
     plan,
-    probe_mark,
+    probe_settings,
     readiest,
-    readiness_line,
     readiness_of,
     shortfall,
     training_questions,
@@ -36,7 +36,7 @@ def finished_probe(
     run: RunDirectory, model: Path, asked: Sequence[Question], readiness: Readiness = READY, **solved: Sequence[bool]
 ) -> Path:
     """Give the run a finished probe of a model; returns its folder."""
-    mark = probe_mark(CONFIG, model, asked)
+    mark = evaluation_fingerprint(asked, probe_settings(CONFIG), model=model)
     folder = run.path / "gate" / mark[:12]
     begin_stage(folder, mark)
     write_json(folder / "gate.json", {"fingerprint": mark, "readiness": asdict(readiness), "solved": solved})
@@ -66,7 +66,7 @@ def test_the_figures_of_a_probe() -> None:
     assert readiness == Readiness(
         questions=4, samples=2, pass_at_1=0.5, pass_at_k=0.75, mixed_share=0.5, tool_call_rate=0.9, mean_turns=4.0
     )
-    assert readiness_line(readiness) == (
+    assert str(readiness) == (
         "pass@1 50.0%  pass@2 75.0%  mixed groups 50.0%  tool calls 90.0%  turns 4.0  questions 4"
     )
 
@@ -177,7 +177,7 @@ def test_compared_checkpoints_get_their_verdicts(run: RunDirectory, capsys: pyte
 
 
 def test_a_comparison_of_nothing_is_refused_in_its_dry_run_too(run: RunDirectory, model: Path) -> None:
-    off = replace(CONFIG, gate=replace(CONFIG.gate, questions=0))
+    off = CONFIG.model_copy(update={"gate": CONFIG.gate.model_copy(update={"questions": 0})})
     for work in (plan, compare):
         with pytest.raises(UserError, match=r"--model nowhere has no config\.json"):
             work(off, run, [Path("nowhere")])

@@ -10,8 +10,8 @@ from shared.config.load import load_config
 from shared.processes.owned_process import free_port
 from shared.records import Question
 from shared.runs.manifest import RunDirectory
-from stage2_grpo.preflight.doctor.findings import Case, Severity
-from stage2_grpo.preflight.doctor.rehearsal import play, rehearse, trainer_model_name
+from stage2_grpo.preflight.findings import Case
+from stage2_grpo.preflight.rehearsal import play, rehearse, trainer_model_name
 from stage2_grpo.rollouts.agent import AgentSettings
 from stage2_grpo.services import Rollouts
 from tests.shared.examples import insurance_file
@@ -39,8 +39,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def test_a_healthy_stack_plays_an_episode(case: Case) -> None:
     findings = {finding.check: finding for finding in rehearse(case)}
-    assert [*findings] == ["rewards", "server", "model name", "prompt", "parser", "episode"]
-    assert {finding.severity for finding in findings.values()} == {Severity.OK}, findings
+    assert [*findings] == ["server", "model name", "prompt", "parser", "episode"]
+    assert {finding.severity for finding in findings.values()} == {"ok"}, findings
     assert "holds all 3 tools" in findings["prompt"].what
     assert "reads <tool_call> and fenced JSON" in findings["parser"].what
 
@@ -48,8 +48,8 @@ def test_a_healthy_stack_plays_an_episode(case: Case) -> None:
 def test_a_parser_that_is_not_registered_is_found(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_PLUGINS", "firstcall_cpu")  # shuts the parser out
     findings = [*rehearse(case)]
-    assert [(finding.check, finding.severity) for finding in findings[1:]] == [("parser", Severity.ERROR)]
-    assert "qwen25_coder" in findings[1].what
+    assert [(finding.check, finding.severity) for finding in findings] == [("parser", "error")]
+    assert "qwen25_coder" in findings[0].what
 
 
 def test_a_gateway_with_another_model_name_is_found(case: Case, gateway: Gateway, tmp_path: Path) -> None:
@@ -57,7 +57,12 @@ def test_a_gateway_with_another_model_name_is_found(case: Case, gateway: Gateway
     settings = AgentSettings(gateway.url, case.model, case.config, tmp_path / "episodes.jsonl")
     settings.save(tmp_path / "agents.json")
     gateway.http.delete("/api/models")
-    (finding,) = play(case, Rollouts(tmp_path / "agents.json", gateway.key, ()), trainer_model_name(case), free_port())
-    assert (finding.check, finding.severity) == ("model name", Severity.ERROR)
+    (finding,) = play(
+        case,
+        Rollouts(tmp_path / "agents.json", gateway.key, ()),
+        trainer_model_name(case),
+        f"http://127.0.0.1:{free_port()}/v1",
+    )
+    assert (finding.check, finding.severity) == ("model name", "error")
     assert "'scripted'" in finding.what
     assert str(case.model) in finding.what

@@ -14,7 +14,7 @@ import pytest
 
 from shared.config.load import load_config
 from shared.models.tokenizer import Tokenizer
-from shared.records import Question, ToolCall
+from shared.records import Question, Reward, ToolCall
 from shared.tool_calls import render_turn
 from stage2_grpo.rollouts import controller
 from stage2_grpo.rollouts.agent import RolloutTask, make_handler
@@ -22,7 +22,7 @@ from stage2_grpo.rollouts.controller import serve
 from tests.scripted_server import Reply, ScriptedModel
 from tests.shared.examples import insurance_file, tokenizer_folder
 from tests.stage2_grpo.rollouts.scripted_gateway import KEY, ScriptedGateway, scripted_gateway
-from tests.stage2_grpo.serving import serving
+from tests.stage2_grpo.serving import serving, worth
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
@@ -40,9 +40,9 @@ async def reach(gateway: ScriptedGateway, *states: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def hang(task: RolloutTask) -> float:
+async def hang(task: RolloutTask) -> Reward:
     await asyncio.sleep(3600)
-    return 1.0
+    return worth(1.0)
 
 
 def test_the_end_of_a_step_ends_what_runs_and_what_still_waits(gateway: ScriptedGateway) -> None:
@@ -63,7 +63,7 @@ def test_a_new_step_has_all_its_time(gateway: ScriptedGateway) -> None:
         gateway.queue("old")
         gateway.clock = lambda: 1000.0
         gateway.queue("new")
-        async with serving(gateway.url, KEY, lambda task: asyncio.sleep(0, 1.0), step_timeout_seconds=600):
+        async with serving(gateway.url, KEY, lambda task: asyncio.sleep(0, worth(1.0)), step_timeout_seconds=600):
             await reach(gateway, "failed", "succeeded")
 
     asyncio.run(scenario())
@@ -72,13 +72,13 @@ def test_a_new_step_has_all_its_time(gateway: ScriptedGateway) -> None:
 def test_only_a_fault_of_the_infrastructure_is_tried_again(gateway: ScriptedGateway) -> None:
     tries: dict[str, list[str]] = {}
 
-    async def play(task: RolloutTask) -> float | None:
+    async def play(task: RolloutTask) -> Reward | None:
         tries.setdefault(task.input, []).append(task.openai_base_url.split("/attempt/")[1])
         if task.input == "crash":
             raise ValueError("a bug")
         if task.input == "wrong":
-            return 0.0
-        return None if task.input == "lost" or len(tries[task.input]) == 1 else 1.0
+            return worth(0.0)
+        return None if task.input == "lost" or len(tries[task.input]) == 1 else worth(1.0)
 
     async def scenario() -> None:
         rollouts = gateway.queue("crash", "wrong", "lost", "once")
@@ -114,13 +114,13 @@ def test_a_late_result_is_ignored_and_its_place_given_to_the_next(
     monkeypatch.setattr(controller, "_STOP_GRACE", 0.05)
     go_on, late = asyncio.Event(), asyncio.Event()
 
-    async def stubborn(task: RolloutTask) -> float:
+    async def stubborn(task: RolloutTask) -> Reward:
         if task.input == "late":
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.sleep(3600)
             await go_on.wait()
             late.set()
-        return 1.0
+        return worth(1.0)
 
     async def scenario() -> None:
         (rollout,) = gateway.queue("late", timeout_seconds=0.5)
@@ -150,9 +150,9 @@ def test_no_more_is_claimed_than_can_be_run(gateway: ScriptedGateway) -> None:
 def test_a_drain_lets_running_episodes_end_and_begins_no_other(gateway: ScriptedGateway) -> None:
     go_on = asyncio.Event()
 
-    async def wait(task: RolloutTask) -> float:
+    async def wait(task: RolloutTask) -> Reward:
         await go_on.wait()
-        return 1.0
+        return worth(1.0)
 
     async def scenario() -> None:
         gateway.queue("x", "x")
@@ -185,7 +185,7 @@ def test_a_reward_outlives_a_gateway_that_fails_for_a_while(gateway: ScriptedGat
     async def scenario() -> None:
         gateway.queue("x")
         gateway.refuse = lambda method, path: next(failures, None) if path.endswith("/events") else None
-        async with serving(gateway.url, KEY, lambda task: asyncio.sleep(0, 0.75)):
+        async with serving(gateway.url, KEY, lambda task: asyncio.sleep(0, worth(0.75))):
             await reach(gateway, "succeeded")
         assert gateway.rewards("r0") == [0.75]
 
@@ -195,9 +195,9 @@ def test_a_reward_outlives_a_gateway_that_fails_for_a_while(gateway: ScriptedGat
 def test_every_episode_has_a_thread_for_its_query(gateway: ScriptedGateway) -> None:
     together = threading.Barrier(20, timeout=5)  # asyncio's own pool has six threads on two cores
 
-    async def block(task: RolloutTask) -> float:
+    async def block(task: RolloutTask) -> Reward:
         await asyncio.to_thread(together.wait)
-        return 1.0
+        return worth(1.0)
 
     async def scenario() -> None:
         gateway.queue(*range(20))

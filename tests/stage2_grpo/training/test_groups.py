@@ -2,13 +2,14 @@
 
 import pytest
 
-from stage2_grpo.training.group_filter import gate_on_outcome
+from stage2_grpo.training.guarded_trainer import gate_on_outcome
 
 
 def test_a_group_that_is_all_wrong_or_all_right_is_flattened() -> None:
     rewards = [0.1, 0.2, 1.0, 0.1, 1.0, 0.5]
+    correct = [False, False, True, False, True, True]
     groups = ["wrong", "wrong", "mixed", "mixed", "right", "right"]
-    gated = gate_on_outcome(rewards, groups)
+    gated = gate_on_outcome(rewards, correct, groups)
     assert gated[:2] == [pytest.approx(0.15)] * 2
     assert gated[0] == gated[1]
     assert gated[2:4] == [1.0, 0.1]
@@ -16,9 +17,15 @@ def test_a_group_that_is_all_wrong_or_all_right_is_flattened() -> None:
     assert sum(gated) == pytest.approx(sum(rewards))
 
 
+def test_a_wrong_episode_with_a_high_reward_is_still_wrong() -> None:
+    assert gate_on_outcome([0.9, 0.1], [False, False], ["q", "q"]) == [0.5, 0.5]
+    assert gate_on_outcome([0.2, 0.1], [True, False], ["q", "q"]) == [0.2, 0.1]
+
+
 def test_members_of_a_group_need_not_stand_together() -> None:
-    assert gate_on_outcome([0.0, 1.0, 0.2, 0.0], ["a", "b", "a", "b"]) == [0.1, 1.0, 0.1, 0.0]
+    correct = [False, True, False, False]
+    assert gate_on_outcome([0.0, 1.0, 0.2, 0.0], correct, ["a", "b", "a", "b"]) == [0.1, 1.0, 0.1, 0.0]
 
 
 def test_no_episode_no_group() -> None:
-    assert gate_on_outcome([], []) == []
+    assert gate_on_outcome([], [], []) == []

@@ -48,11 +48,38 @@ def test_the_gpu_profile_holds_the_reference_configuration() -> None:
     assert (rollout.multi_turn.format, rollout.enforce_eager, rollout.max_model_len) == ("hermes", True, 8192)
     assert rollout.engine_kwargs.vllm == {"enable_auto_tool_choice": True, "tool_call_parser": "qwen25_coder"}
     assert (actor.optim.lr, actor.use_kl_loss, actor.entropy_coeff) == (1e-5, False, 0)
-    assert (actor.clip_ratio_low, actor.clip_ratio_high, actor.ppo_max_token_len_per_gpu) == (0.2, 0.28, 32768)
+    assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.2, 0.28)
     assert actor.fsdp_config.param_offload
     assert actor.fsdp_config.optimizer_offload
     assert (config.trainer.n_gpus_per_node, config.trainer.total_epochs, config.trainer.test_freq) == (1, 3, 16)
     assert config.trainer.logger == ["console", "file", "tensorboard"]
+
+
+@pytest.mark.parametrize(
+    ("average", "mode", "aggregation"),
+    [
+        ("episode", "per_rollout_mean", "token-mean"),
+        ("token", "vanilla", "token-mean"),
+        ("constant", "vanilla", "seq-mean-token-sum-norm"),
+    ],
+)
+def test_loss_and_advantages_follow_the_settings(average: str, mode: str, aggregation: str) -> None:
+    config = composed("gpu", f"grpo.loss_average={average}", "grpo.std_advantages=false", "grpo.importance_cap=1.5")
+    actor = config.actor_rollout_ref.actor
+    assert (actor.policy_loss.loss_mode, actor.loss_agg_mode) == (mode, aggregation)
+    assert config.algorithm.norm_adv_by_std_in_grpo is False
+    correction = config.algorithm.rollout_correction
+    assert (correction.rollout_is, correction.rollout_is_threshold, correction.bypass_mode) == ("token", 1.5, False)
+
+
+def test_without_a_cap_there_is_no_importance_weight() -> None:
+    assert composed("gpu").algorithm.rollout_correction.rollout_is is None
+
+
+@pytest.mark.parametrize("change", ["grpo.temperature=0.9", "grpo.importance_cap=2.0"])
+def test_log_probabilities_of_the_server_that_would_be_wrong_are_refused(change: str) -> None:
+    with pytest.raises(UserError, match=r"grpo\.rollout_log_probs needs grpo\.temperature 1\.0"):
+        load_config(PIPELINE, "gpu", ["grpo.rollout_log_probs=true", change])
 
 
 def test_a_lost_episode_does_not_skip_a_step() -> None:
@@ -120,8 +147,7 @@ def test_the_trainer_takes_the_gateways_key_from_the_environment(monkeypatch: py
     from stage2_grpo.training.guarded_trainer import guarded
 
     monkeypatch.setenv("AGL_KEY", "secret")
-    monkeypatch.setattr(module, "RolloutAdapter", module.RolloutAdapter)  # `guarded` replaces it
-    kind = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
+    kind, _ = guarded(module.AgentLightningRayPPOTrainer, module.RolloutAdapter)
     trainer = kind.__new__(kind)  # without Ray and workers
     trainer.config, trainer.global_steps, trainer._hooks = composed("gpu"), 1, None
     manager = trainer._make_rollout_manager(AglRolloutManager)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_grpo.training.guarded_trainer import (
+from stage2_grpo.training.weight_guard import (
     GAP,
     SERVER_MOVED,
     TRAINER_MOVED,

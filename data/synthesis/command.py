@@ -1,0 +1,76 @@
+"""`python -m data synthesize`: questions and golds for a database that has none.
+
+    python -m data synthesize --database FILE --check         what was understood, as a hints file to correct
+    python -m data synthesize --database FILE --out FOLDER    questions in Spider layout, for data.spider_dir
+
+Everything is read with the limits of the sandbox. The same database, hints and seed give the same questions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from data.check import Checked
+from data.importing import write
+from data.sources import Place, SourceRow
+from data.sql_form import Difficulty
+from data.synthesis.generate import Taken, generate
+from data.synthesis.hints import read_hints, report
+from data.synthesis.schema import understand
+from shared.cli.command_line import common_parser, resolve
+from shared.errors import UserError
+from shared.sql.database import Database
+
+SHARES: dict[Difficulty, float] = {"easy": 0.40, "medium": 0.35, "hard": 0.25}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Understand the database, and report or write questions."""
+    parser = common_parser(
+        "python -m data synthesize", "Make questions and golds for any SQLite database; see data/synthesis/command.py."
+    )
+    parser.add_argument("--database", type=Path, required=True, help="the SQLite file")
+    parser.add_argument("--out", type=Path, help="folder to write, for data.spider_dir")
+    parser.add_argument("--questions", type=int, default=600, help="how many are wanted (default: 600)")
+    parser.add_argument(
+        "--check", action="store_true", help="print what was understood, as a hints file, and write nothing"
+    )
+    parser.add_argument("--hints", type=Path, help="corrections: a file like the one that --check prints")
+    args = parser.parse_args(arguments)
+    if args.check == (args.out is not None):
+        raise UserError(
+            "python -m data synthesize needs either --out FOLDER to write to or --check for the report alone."
+        )
+    if args.questions < 1:
+        raise UserError(f"--questions {args.questions} asks for none; give a positive number.")
+    if args.out is not None and (args.out / "dev.json").exists():
+        raise UserError(f"{args.out / 'dev.json'} exists already; choose another --out or remove that folder.")
+    config, _ = resolve(args)
+    if args.dry_run:
+        print(f"reads {args.database}, writes {'nothing' if args.check else args.out}")
+        return
+    sandbox = config.sandbox.model_copy(update={"timeout_seconds": min(5.0, config.sandbox.timeout_seconds)})
+    database = Database(args.database, sandbox)
+    about = understand(database, read_hints(args.hints, database))
+    if args.check:
+        print("\n".join(report(about)))
+        return
+    questions = generate(database, about, args.questions, config.seed, Taken(), SHARES)
+    if not questions:
+        raise UserError(
+            f"{args.database} yields no question; see what was understood with --check and correct it with --hints."
+        )
+    rows = []
+    for number, asked in enumerate(questions, start=1):
+        place = Place(args.database.name, number)
+        row = SourceRow(place, asked.db_id, asked.question, asked.gold_sql, "", asked.difficulty)
+        rows.append((row, args.database.resolve()))
+    write(Checked(rows), args.out, skip=False)
+    counts = Counter(question.difficulty for question in questions)
+    print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
+    if len(questions) < args.questions:
+        size = f"{len(about.tables)} tables with {sum(table.rows for table in about.tables)} rows"
+        print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer; "
+              "see what was understood with --check.")  # fmt: skip

@@ -1,0 +1,263 @@
+"""The pieces that question forms are composed of: random tables and columns, noun phrases, aggregates, superlatives.
+
+A form is a function that draws a `Draft`: a query and the words for the slots of its wordings (wordings.yaml), each
+another way to ask for the same query. A form that cannot use what it drew raises NoFit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from data.synthesis import conditions
+from data.synthesis.conditions import Condition, NoFit
+from data.synthesis.query import Query, identifier
+from data.synthesis.schema import Column, Meaning, Table, Understanding
+from data.synthesis.words import listed, plural
+
+
+@dataclass(frozen=True)
+class Draft:
+    query: Query
+    slots: dict[str, str]
+    sorts: tuple[str, ...] = ()  # of the conditions used
+    wording: str = ""  # the entry of wordings.yaml, where it depends on what was drawn; else the form's name
+    twin: str = ""  # other SQL with the same meaning; it must agree on every copy of the database
+
+
+@dataclass(frozen=True)
+class Form:
+    name: str
+    compose: Callable[[Draw], Draft]
+    weight: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A reference: `column` of the child leads to the column `target` of the parent."""
+
+    child: Table
+    column: Column
+    parent: Table
+    target: Column
+    alone: bool  # no other reference of the child leads to the same parent
+
+    @property
+    def role(self) -> str:
+        return self.column.role
+
+    @property
+    def join(self) -> str:
+        """The parent, joined to its child."""
+        return f"JOIN {identifier(self.parent.name)} ON {self.column.ref} = {self.target.ref}"
+
+    @property
+    def join_child(self) -> str:
+        return f"JOIN {identifier(self.child.name)} ON {self.column.ref} = {self.target.ref}"
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A noun phrase such as "claims with status 'open'" and what it needs in the query."""
+
+    words: str
+    table: Table
+    where: tuple[str, ...] = ()
+    joins: tuple[str, ...] = ()
+    sorts: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()  # used in conditions on the phrase's own table
+
+    def query(self, *select: str) -> Query:
+        return Query(select, self.table.name, self.joins, self.where)
+
+
+@dataclass
+class Draw:
+    """Random choices within one database."""
+
+    rng: random.Random
+    about: Understanding
+    edges: list[Edge] = field(init=False)
+    subjects: list[Table] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.edges = []
+        for table in self.about.tables:
+            references = [column for column in table.columns if column.references]
+            for column in references:
+                name, target = column.references or ("", "")
+                parent = next((t for t in self.about.tables if t.name == name), None)
+                if parent is not None:
+                    alone = sum((other.references or ("",))[0] == name for other in references) == 1
+                    found = next(c for c in parent.columns if c.name == target)
+                    self.edges.append(Edge(table, column, parent, found, alone))
+        self.subjects = [table for table in self.about.tables if not table.is_link]
+
+    def one[T](self, options: Sequence[T]) -> T:
+        if not options:
+            raise NoFit
+        return self.rng.choice(options)
+
+    def table(self) -> Table:
+        """A table to ask about; one with more columns more often."""
+        if not self.subjects:
+            raise NoFit
+        return self.rng.choices(self.subjects, [min(8, len(table.columns)) for table in self.subjects])[0]
+
+    def edge(self, alone: bool = False, links: bool = True) -> Edge:
+        """A reference that is never NULL; `alone` when the words will not say which of several is meant."""
+        return self.one([edge for edge in self.edges if (edge.alone or not alone) and (links or not edge.child.is_link)
+                         and not edge.column.has_null])  # fmt: skip
+
+    def column(self, table: Table, *meanings: Meaning, nullable: bool = True, without: Sequence[Column] = ()) -> Column:
+        return self.one([c for c in table.of(*meanings) if c not in without and (nullable or not c.has_null)])
+
+    def ordered(self, table: Table, without: Sequence[Column] = ()) -> Column:
+        """A column whose values have an order and are all known."""
+        return self.one([c for c in table.columns if c.can_be_ordered and not c.has_null and c not in without])
+
+    def shown(self, table: Table, count: int, without: Sequence[Column] = ()) -> list[Column]:
+        """Columns worth showing, most often beginning with what names the row; first and last name stay together."""
+        chosen = [*table.title] if self.rng.random() < 0.75 and not set(table.title) & set(without) else []
+        others = [c for c in table.of(*_SHOWN) if c not in without and c not in table.title]
+        if not chosen and not others:
+            chosen = [c for c in table.title if c not in without]
+        wanted = max(0, count - bool(chosen))
+        chosen += self.rng.sample(others, min(wanted, len(others)))
+        return chosen or [self.one(others)]
+
+    def condition(self, table: Table, without: Sequence[Column] = ()) -> tuple[Condition, Column]:
+        columns = [c for c in table.columns if c.meaning in conditions.WEIGHTS and c not in without]
+        if not columns:
+            raise NoFit
+        column = self.rng.choices(columns, [conditions.WEIGHTS[c.meaning] for c in columns])[0]
+        return conditions.draw(self.rng, column), column
+
+    def up(self, table: Table) -> list[Edge]:
+        """References of the table that are never NULL."""
+        return [edge for edge in self.edges if edge.child is table and not edge.column.has_null]
+
+    def many(self, table: Table) -> str:
+        """What rows of the table are called."""
+        return self.one((table.plural, *(plural(word) for word in table.synonyms)))
+
+    def phrase(
+        self,
+        table: Table,
+        kinds: str = "plain own own own two parent parent both grand average",
+        without: Sequence[Column] = (),
+    ) -> Phrase:
+        """A noun phrase about rows of a table, with conditions on them or on rows they refer to."""
+        kind = self.one(kinds.split())
+        many = self.many(table)
+        up = self.up(table)
+        if kind == "plain":
+            return Phrase(many, table)
+        if kind == "average":
+            column = self.one([c for c in table.columns if c.is_number and c not in without and len(set(c.values)) > 3])
+            operator, word = self.one(((">", "above"), (">", "greater than"), ("<", "below"), ("<", "less than")))
+            called = self.one(column.words)
+            inner = Query((f"AVG({column.number})",), table.name).sql
+            words = self.one((f"with {called} {word} the average {called}", f"whose {called} is {word} the average"))
+            return Phrase(
+                f"{many} {words}", table, (f"{column.number} {operator} ({inner})",), (), ("average",), (column,)
+            )
+        if kind in ("parent", "grand", "both"):
+            edge = self.one(up)
+            joins: tuple[str, ...] = (edge.join,)
+            role, parent = edge.role, edge.parent
+            if kind == "grand":
+                upper = self.one(
+                    [e for e in self.edges if e.child is parent and e.parent is not table and not e.column.has_null]
+                )
+                joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
+            found, column = self.condition(parent)
+            words = self._related(role, parent, found, column)
+            phrase = Phrase(f"{many} {words}", table, (found.sql,), joins, (found.sort,))
+            if kind != "both":
+                return phrase
+            own, used = self.condition(table, without)
+            return replace(phrase, words=f"{_with(many, own, self.rng)} {words}", where=(own.sql, found.sql),
+                           sorts=(own.sort, found.sort), columns=(used,))  # fmt: skip
+        first, one = self.condition(table, without)
+        if kind == "own":
+            return Phrase(_with(many, first, self.rng), table, (first.sql,), (), (first.sort,), (one,))
+        second, other = self.condition(table, (one, *without))
+        if second.being:
+            first, second = second, first
+        if first.being:
+            words = f"{_with(many, first, self.rng)} {self.one(('with', 'that have', 'having'))} {second.noun}"
+        else:
+            words = self.one(
+                (
+                    f"{many} with {first.noun} and {second.noun}",
+                    f"{many} whose {first.clause} and whose {second.clause}",
+                )
+            )
+        return Phrase(words, table, (first.sql, second.sql), (), (first.sort, second.sort), (one, other))
+
+    def _related(self, role: str, parent: Table, found: Condition, column: Column) -> str:
+        """ "whose policy has policy type 'auto'": a condition on the row that is referred to."""
+        if found.sort == "equal" and column in parent.title and len(parent.title) == 1:
+            whose = f"whose {role} is {found.value}"
+            of = f"of the {role} {found.value}"
+            return whose if "'s " in role else self.one([whose, of, f"that belong to the {role} {found.value}"])
+        if found.being:
+            return f"whose {role} is {found.being}"
+        return self.one((f"whose {role} has {found.noun}", f"whose {role}'s {found.clause}"))
+
+    def aggregate(self, table: Table, without: Sequence[Column] = ()) -> tuple[str, str, Column]:
+        """SQL function, English word and the column: ("AVG", "average", claim_amount)."""
+        columns = [c for c in table.columns if c.can_be_ordered and c not in without]
+        column = self.one(columns)
+        function, word = self.one(AGGREGATES[Meaning.DATE if column.meaning is Meaning.DATE else column.meaning])
+        return function, word, column
+
+    def superlative(self, column: Column) -> tuple[str, bool]:
+        """English word and whether it means descending order."""
+        if column.meaning is Meaning.DATE:
+            return self.one((("latest", True), ("most recent", True), ("earliest", False)))
+        if column.meaning is Meaning.QUANTITY:
+            return self.one((("highest", True), ("largest", True), ("lowest", False), ("smallest", False)))
+        return self.one((("highest", True), ("lowest", False)))
+
+
+_SHOWN = (Meaning.NAME, Meaning.CATEGORY, Meaning.DATE, Meaning.QUANTITY, Meaning.LEVEL, Meaning.DETAIL, Meaning.KEY)
+_EXTREMES = (("MAX", "highest"), ("MAX", "maximum"), ("MIN", "lowest"), ("MIN", "minimum"))
+AGGREGATES: dict[Meaning, tuple[tuple[str, str], ...]] = {
+    Meaning.QUANTITY: (("AVG", "average"), ("AVG", "average"), ("SUM", "total"), ("SUM", "total"), *_EXTREMES),
+    Meaning.LEVEL: (("AVG", "average"), ("AVG", "average"), ("AVG", "average"), *_EXTREMES),
+    Meaning.DATE: (("MAX", "latest"), ("MAX", "most recent"), ("MIN", "earliest")),
+}
+
+
+def _with(many: str, found: Condition, rng: random.Random) -> str:
+    """ "female patients", "claims with status 'open'"."""
+    if found.being and rng.random() < 0.8:
+        if " " not in found.being:
+            return f"{found.being} {many}" if rng.random() < 0.7 else f"{many} that are {found.being}"
+        return (
+            f"{many} {found.being}"
+            if found.being.startswith("from ") and rng.random() < 0.7
+            else f"{many} that are {found.being}"
+        )
+    return f"{many} {rng.choice((f'with {found.noun}', f'that have {found.noun}', f'whose {found.clause}'))}"
+
+
+def called(draw: Draw, columns: Sequence[Column], many: bool = False) -> str:
+    """Columns in a list: "name and age", plural with `many`; first and last name become one."""
+    found = [draw.one(column.words) for column in columns]
+    if len(found) >= 2 and found[0] == "first name" and found[1] == "last name" and draw.rng.random() < 0.5:
+        return listed(
+            ["first and last names" if many else "first and last name", *[plural(w) if many else w for w in found[2:]]]
+        )
+    return listed([plural(word) if many else word for word in found])
+
+
+def counted(low: int, high: int, draw: Draw, few: bool = True) -> tuple[str, str]:
+    """A comparison with a small count: SQL tail and words, ("> 5", "more than 5"); `few` allows "fewer than"."""
+    number = draw.rng.randint(low, max(low, high))
+    options = ((">", "more than"), (">=", "at least"), (">=", "{} or more"), ("<", "fewer than"), ("<=", "at most"))
+    operator, words = draw.one(options if few else options[:3])
+    return f"{operator} {number}", words.format(number) if "{}" in words else f"{words} {number}"

@@ -1,0 +1,226 @@
+"""What this machine offers a run and whether that suffices: GPUs, driver, compiler, cores and main memory.
+
+Such a shortage shows late: after gigabytes of downloads, in the first vLLM server, or when Ray waits for ever. So set-up,
+the first stage and the doctor share one table of checks. Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from shared.errors import UserError
+
+OLDEST_DRIVER = 580  # that runs CUDA 13, the toolkit in requirements/gpu.txt
+_BFLOAT16 = 8.0  # compute capability from which a GPU computes in bfloat16, the dtype of training and serving
+_BLACKWELL = 10  # major compute capability for which vLLM chooses FlashInfer's attention
+_RAY_CORES = 4  # the trainer's actors reserve a core each
+_MAIN_GIB = {"cpu": 14.0, "gpu": 28.0}  # of a whole run of the profile's own model; CPU measured, GPU computed
+_OTHERS_GIB = 2.0  # of GPU memory that a desktop may take
+_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
+
+
+class Drawback(UserError):
+    """A problem with which a run works, but worse than it could."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One card as the driver reports it; None where it reports nothing, as for memory that CPU and GPU share."""
+
+    name: str
+    gib: float | None
+    free_gib: float | None
+    driver: int | None  # major version
+    capability: float | None  # compute capability, e.g. 8.9
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What checks look at. `gpus` are those that CUDA_VISIBLE_DEVICES leaves visible."""
+
+    gpus: tuple[Gpu, ...]
+    driver_loaded: bool  # by the kernel, which in a container is the host's
+    cores: int  # as Ray counts them
+    free_gib: float  # of main memory
+    compiler: bool
+    python_header: bool
+    nvcc: bool
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a run asks of its machine."""
+
+    profile: str
+    gpus: int = 1  # 0: they are in a Ray cluster
+    main_gib: float | None = None  # of main memory; None: what the profile's own model takes
+    before_setup: bool = False  # set-up chooses a Python with headers itself
+
+
+def look(root: Path = Path("/")) -> Machine:
+    """This machine; `root` is where its file system begins."""
+    memory = (root / "proc/meminfo").read_text(encoding="utf-8")
+    free = 1024 * int(re.findall(r"MemAvailable:\s+(\d+)", memory)[0])
+    if limit := _numbers(root / "sys/fs/cgroup/memory.max"):
+        used = _numbers(root / "sys/fs/cgroup/memory.stat")  # its first figure is memory that is no file cache
+        free = min(free, limit[0] - sum(used[:1]))
+    cores, quota = os.cpu_count() or 1, _numbers(root / "sys/fs/cgroup/cpu.max")
+    return Machine(
+        gpus=tuple(find_gpus()),
+        driver_loaded=(root / "proc/driver/nvidia/version").exists(),
+        cores=min(cores, quota[0] // quota[1]) if len(quota) == 2 else cores,
+        free_gib=free / 2**30,
+        compiler=any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))),
+        python_header=Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists(),
+        nvcc=shutil.which("nvcc") is not None,
+    )
+
+
+def _numbers(file: Path) -> list[int]:
+    """The numbers in a file of the container's control group; none without a limit."""
+    text = file.read_text(encoding="utf-8") if file.exists() else "max"
+    return [] if text.startswith("max") else [int(number) for number in re.findall(r"\b\d+\b", text)]
+
+
+def find_gpus() -> list[Gpu]:
+    """The visible cards that nvidia-smi lists; none without a driver."""
+    program = shutil.which("nvidia-smi") or "/usr/lib/wsl/lib/nvidia-smi"
+    for fields in (_FIELDS, _FIELDS[:-1]):  # drivers before 510 do not know the last one
+        query = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+        try:
+            result = subprocess.run(query, capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return []
+        if result.returncode == 0:
+            return read_gpus(result.stdout, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return []
+
+
+def read_gpus(text: str, visible: str | None = None) -> list[Gpu]:
+    """nvidia-smi's lines of `_FIELDS`, shortened and ordered by CUDA_VISIBLE_DEVICES (indices, or beginnings of uuids)."""
+    gpus: dict[tuple[str, str], Gpu] = {}
+    for line in text.splitlines():
+        parts = [part.strip() for part in line.split(",")]
+        if len(parts) >= len(_FIELDS) - 1:
+            numbers = [re.match(r"\d+(\.\d+)?", part) for part in (*parts[3:], "")]  # "[N/A]" is none
+            total, free, driver, capability = (float(found.group()) if found else None for found in numbers[:4])
+            gpus[parts[0], parts[1]] = Gpu(
+                parts[2], total and total / 1024, free and free / 1024, int(driver) if driver else None, capability
+            )
+    if visible is None:
+        return [*gpus.values()]
+    names = [name.strip() for name in visible.split(",") if name.strip()]
+    if any(name.startswith("MIG") for name in names):  # slices of cards, which nvidia-smi does not list
+        return [*gpus.values()][: len(names)]
+    return [gpu for name in names for (index, uuid), gpu in gpus.items() if index == name or uuid.startswith(name)]
+
+
+def check_gpus(machine: Machine, needs: Needs) -> str:
+    """Enough GPUs, a driver for the wheel's CUDA, and a compute capability with bfloat16."""
+    gpus = machine.gpus[: needs.gpus]
+    if len(gpus) < needs.gpus:
+        fix = "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, lower grpo.gpus_per_node, or use --profile cpu"
+        if machine.driver_loaded and not gpus:  # the kernel is the host's
+            fix = "start the container with `--gpus all`, or check CUDA_VISIBLE_DEVICES"
+        raise UserError(f"The run needs {needs.gpus} NVIDIA GPU(s), but {len(gpus)} are visible here; {fix}.")
+    for gpu in gpus:
+        if gpu.driver is not None and gpu.driver < OLDEST_DRIVER:
+            raise UserError(
+                f"NVIDIA driver {gpu.driver} is too old for the CUDA 13 build of torch, which would find no GPU; install "
+                f"driver {OLDEST_DRIVER} or newer (for a container: on its host)."
+            )
+        if gpu.capability is not None and gpu.capability < _BFLOAT16:
+            raise UserError(
+                f"{gpu.name} has compute capability {gpu.capability}, and bfloat16, in which models are trained and served, "
+                f"needs {_BFLOAT16} (Ampere) or newer; use another GPU, or --profile cpu."
+            )
+    return f"{len(gpus)} x {gpus[0].name}, driver {gpus[0].driver}" if gpus else "those of the Ray cluster"
+
+
+def check_attention(machine: Machine, needs: Needs) -> None:
+    """Where vLLM chooses FlashInfer's attention, the compiler of its kernels is there."""
+    blackwell = [gpu.name for gpu in machine.gpus[: needs.gpus] if int(gpu.capability or 0) == _BLACKWELL]
+    if blackwell and not machine.nvcc:
+        raise Drawback(
+            f"On {blackwell[0]} vLLM chooses FlashInfer's attention, whose kernels may have to be compiled, and nvcc is not on "
+            "PATH; install the CUDA 13 toolkit and put its bin folder on PATH."
+        )
+
+
+def check_compiler(machine: Machine, needs: Needs) -> None:
+    """Triton, which torch and vLLM use on every GPU, compiles its launchers with a C compiler against Python.h."""
+    if not machine.compiler:
+        raise UserError(
+            "There is no C compiler on PATH, and without one Triton stops the first vLLM server; install gcc (Debian, "
+            "Ubuntu: `apt install gcc`), or set CC."
+        )
+    if not machine.python_header and not needs.before_setup:
+        raise UserError(
+            f"{sysconfig.get_path('include', 'posix_prefix')}/Python.h is missing, and without it Triton stops the first "
+            "vLLM server; install python3.12-dev, or delete .venv and set up again."
+        )
+
+
+def check_cores(machine: Machine, needs: Needs) -> None:
+    """Ray can place all actors of the trainer."""
+    if machine.cores < _RAY_CORES and needs.gpus:
+        raise UserError(
+            f"Ray sees {machine.cores} CPU cores and would wait for ever for the {_RAY_CORES} that the trainer's actors "
+            "reserve; give the machine or container more cores."
+        )
+
+
+def check_free_gpu(machine: Machine, needs: Needs) -> None:
+    """No other program holds the GPUs' memory."""
+    for gpu in machine.gpus[: needs.gpus]:
+        if gpu.gib and gpu.free_gib is not None and gpu.gib - gpu.free_gib > _OTHERS_GIB:
+            raise Drawback(
+                f"Only {gpu.free_gib:.0f} of {gpu.gib:.0f} GiB of {gpu.name} are free, and vLLM does not start unless its share "
+                "(vllm.gpu_memory_utilization) is; end the programs that `nvidia-smi` lists, or choose another GPU with "
+                "CUDA_VISIBLE_DEVICES."
+            )
+
+
+def check_main_memory(machine: Machine, needs: Needs) -> str:
+    """Main memory for all processes of a run."""
+    needed = needs.main_gib or _MAIN_GIB[needs.profile]
+    if machine.free_gib < needed:
+        raise Drawback(
+            f"{machine.free_gib:.1f} GiB of main memory are free and a run takes about {needed:.1f} GiB, so the kernel may end "
+            "trainer or server in the middle of a step; end other programs, or lower grpo.micro_batch_size or the cache "
+            "(vllm.cpu_kv_cache_gib)."
+        )
+    return f"{machine.free_gib:.0f} GiB free, about {needed:.1f} GiB needed"
+
+
+CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
+    "gpu": check_gpus,
+    "attention": check_attention,
+    "compiler": check_compiler,
+    "cores": check_cores,
+    "free gpu": check_free_gpu,
+    "memory": check_main_memory,
+}
+
+
+def check(name: str, machine: Machine, needs: Needs) -> str | None:
+    """What one check says when all is well; on a CPU only main memory matters. Raises UserError, also as a Drawback."""
+    return CHECKS[name](machine, needs) if needs.profile == "gpu" or name == "memory" else None
+
+
+def refuse(machine: Machine, needs: Needs, *, only_warn: bool = False) -> None:
+    """Print the drawbacks of the machine; raise UserError for what would stop a run, or print that, too."""
+    for name in CHECKS:
+        try:
+            check(name, machine, needs)
+        except UserError as problem:
+            if not only_warn and not isinstance(problem, Drawback):
+                raise
+            print(f"warning: {problem}", flush=True)

@@ -1,1 +1,0 @@
-"""`doctor`: what would spoil a long run, found before it starts."""

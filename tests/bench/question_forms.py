@@ -1,0 +1,114 @@
+"""Which share of the golds of real data sets has a form that the question generator can make.
+
+    python -m tests.bench.question_forms [--data FOLDER] [--questions 600] [--samples GOLDS.jsonl]
+
+A form is a gold without its literals, names and aliases; an inner join is a join, COUNT(column) is COUNT(*), and
+neither the order of answer columns and conditions nor the direction of an order or comparison counts. The generator is asked
+for questions on every database of the sets; --samples takes the golds of another generator instead, to compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import SqlglotError
+
+from data.synthesis.generate import Taken, generate
+from data.synthesis.schema import understand
+from shared.cli.command_line import run_main
+from shared.config.load import load_config
+from shared.sql.database import Database
+from tests.beside import REAL_DATA
+
+ROOT = Path(__file__).resolve().parents[2]
+SETS = (
+    "spider_sample/dev.json",
+    "classic/chinook/questions.json",
+    "defog_sample/dev.json",
+    "bird_sample/mini_dev_sqlite.json",
+)
+WANTED = 0.60
+
+
+def main() -> None:
+    """Measure and print; exit status 1 below the wanted share."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=REAL_DATA, help="folder of the real sets")
+    parser.add_argument("--questions", type=int, default=600, help="of each database (default: 600)")
+    parser.add_argument("--samples", type=Path, help="JSONL with gold_sql of another generator")
+    parser.add_argument("--keep", type=Path, help="write the generated golds there, for --samples")
+    args = parser.parse_args()
+    if args.samples:
+        golds = [json.loads(line)["gold_sql"] for line in args.samples.read_text(encoding="utf-8").splitlines()]
+    else:
+        golds = list(generated(args.data, args.questions))
+        if args.keep:
+            args.keep.write_text("".join(json.dumps({"gold_sql": sql}) + "\n" for sql in golds), encoding="utf-8")
+    makes = {form(sql) for sql in golds}
+    print(f"{len(golds)} generated golds have {len(makes)} forms")
+    total, covered = 0, 0
+    for file in [args.data / name for name in SETS]:
+        rows = json.loads(file.read_text(encoding="utf-8"))
+        forms = Counter(form(row.get("query") or row.get("SQL")) for row in rows)
+        found = sum(count for each, count in forms.items() if each in makes)
+        print(f"{file.parent.name:20} {found:4} of {len(rows):4} golds: {found / len(rows):.1%}")
+        for missing, count in [(each, n) for each, n in forms.most_common() if each not in makes][:5]:
+            print(f"    missing {count:3}  {missing}")
+        total, covered = total + len(rows), covered + found
+    print(f"{'all':20} {covered:4} of {total:4} golds: {covered / total:.1%} (wanted: {WANTED:.0%})")
+    raise SystemExit(covered / total < WANTED)
+
+
+def generated(folder: Path, count: int) -> Iterator[str]:
+    """Golds for every database of the real sets."""
+    limits = load_config(ROOT / "pipeline.yaml", "cpu", ()).sandbox
+    for path in sorted(folder.glob("*/*/**/*.sqlite")):
+        database = Database(path, limits)
+        yield from (question.gold_sql for question in generate(database, understand(database, {}), count, 0, Taken()))
+
+
+def form(sql: str) -> str:
+    """The gold without literals, names and aliases; unreadable SQL is a form of its own."""
+    try:
+        tree = sqlglot.parse_one(sql, read="sqlite")
+    except SqlglotError:
+        return sql
+    tables = {node.alias_or_name.lower() for node in tree.find_all(exp.Table)}
+    return tree.transform(_plain, tables).sql(dialect="sqlite")
+
+
+def _plain(node: exp.Expression, tables: set[str]) -> exp.Expression:
+    if isinstance(node, (exp.Alias, exp.Paren)):
+        return node.this.transform(_plain, tables)
+    if isinstance(node, exp.Table):
+        return exp.to_identifier("t")
+    if isinstance(node, exp.Column):
+        quoted = isinstance(node.this, exp.Identifier) and node.this.quoted and not node.table
+        return exp.to_identifier("v" if quoted else "c")
+    if isinstance(node, (exp.Literal, exp.Neg, exp.Boolean)):
+        return exp.to_identifier("v")
+    if isinstance(node, exp.Count) and not isinstance(node.this, exp.Distinct):
+        return exp.Count(this=exp.Star())
+    if isinstance(node, exp.Join):
+        node.set("kind", None)
+    if isinstance(node, exp.Ordered):
+        return node.this.transform(_plain, tables)
+    if isinstance(node, (exp.GT, exp.GTE, exp.LTE, exp.LT)):
+        return exp.GT(this=node.this.transform(_plain, tables), expression=node.expression.transform(_plain, tables))
+    if isinstance(node, exp.And):
+        parts = sorted((each.transform(_plain, tables) for each in node.flatten()), key=lambda each: str(each.sql()))
+        return exp.and_(*parts)
+    if isinstance(node, exp.Select):
+        shown = [each.unalias().transform(_plain, tables) for each in node.expressions]
+        node.set("expressions", sorted(shown, key=lambda each: str(each.sql())))
+    return node
+
+
+if __name__ == "__main__":
+    run_main(main)

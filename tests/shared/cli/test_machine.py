@@ -1,0 +1,113 @@
+"""What is refused of a machine before anything is downloaded or trained, with planted answers of its driver and files."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from shared.cli import machine
+from shared.cli.machine import CHECKS, Drawback, Gpu, Machine, Needs, read_gpus
+from shared.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[3]
+A100 = "0, GPU-aaaa, NVIDIA A100-SXM4-80GB, 81920, 81000, 580.65.06, 8.0\n"
+T4 = "1, GPU-bbbb, Tesla T4, 15360, 15000, 580.65.06, 7.5\n"
+WELL = Machine(tuple(read_gpus(A100)), True, cores=16, free_gib=200.0, compiler=True, python_header=True, nvcc=False)
+
+
+def smi(text: str) -> tuple[Gpu, ...]:
+    return tuple(read_gpus(text))
+
+
+PLANTED = {
+    "no GPU": ({"gpus": (), "driver_loaded": False}, "gpu", "1 NVIDIA GPU.*0 are visible.*--profile cpu"),
+    "a container without its GPU": ({"gpus": ()}, "gpu", "container with `--gpus all`"),
+    "an old driver": ({"gpus": smi(A100.replace("580.65", "535.10"))}, "gpu", "driver 535 is too old.*driver 580"),
+    "a driver that knows no compute_cap": (
+        {"gpus": smi("0, GPU-a, Tesla V100, 32510, 32000, 470.82.01\n")}, "gpu", "driver 470 is too old"),
+    "no bfloat16": ({"gpus": smi(T4)}, "gpu", "Tesla T4 has compute capability 7.5"),
+    "Blackwell without nvcc": (
+        {"gpus": smi("0, GPU-a, NVIDIA B200, 183359, 183000, 580.65, 10.0\n")}, "attention", "B200 .*FlashInfer.*nvcc"),
+    "no C compiler": ({"compiler": False}, "compiler", "no C compiler.*apt install gcc"),
+    "no Python.h": ({"python_header": False}, "compiler", r"Python\.h is missing.*python3\.12-dev"),
+    "three cores": ({"cores": 3}, "cores", "3 CPU cores.*wait for ever"),
+    "a GPU in use": ({"gpus": smi(A100.replace("81000", "20000"))}, "free gpu", "Only 20 of 80 GiB"),
+    "little main memory": ({"free_gib": 12.0}, "memory", "12.0 GiB of main memory are free.*28.0 GiB"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_planted_fault_is_one_sentence_with_its_fix(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
+    changes, name, says = PLANTED[fault]
+    planted = dataclasses.replace(WELL, **changes)  # type: ignore[arg-type]
+    with pytest.raises(UserError) as problem:
+        machine.check(name, planted, Needs("gpu"))
+    assert re.search(says, str(problem.value))
+    assert "; " in str(problem.value)
+    for other in CHECKS.keys() - {name}:
+        machine.check(other, planted, Needs("gpu"))
+    machine.refuse(planted, Needs("gpu"), only_warn=True)
+    assert capsys.readouterr().out == f"warning: {problem.value}\n"
+    if isinstance(problem.value, Drawback):
+        machine.refuse(planted, Needs("gpu"))
+    else:
+        with pytest.raises(UserError):
+            machine.refuse(planted, Needs("gpu"))
+
+
+def test_a_good_machine_passes_and_a_laptop_needs_only_memory() -> None:
+    assert machine.check("gpu", WELL, Needs("gpu")) == "1 x NVIDIA A100-SXM4-80GB, driver 580"
+    machine.refuse(WELL, Needs("gpu"))
+    machine.refuse(Machine((), False, 1, 15.0, False, False, False), Needs("cpu"))
+    machine.refuse(dataclasses.replace(WELL, gpus=(), cores=2), Needs("gpu", gpus=0))  # those of a Ray cluster
+    machine.refuse(dataclasses.replace(WELL, python_header=False), Needs("gpu", before_setup=True))
+
+
+def test_the_drivers_answer_is_read_with_what_it_does_not_know() -> None:
+    assert read_gpus(A100) == [Gpu("NVIDIA A100-SXM4-80GB", 80.0, 81000 / 1024, 580, 8.0)]
+    unified = "0, GPU-cccc, NVIDIA GB10, [N/A], [N/A], 580.95.05, 12.1\n"
+    assert read_gpus(unified) == [Gpu("NVIDIA GB10", None, None, 580, 12.1)]
+    assert read_gpus("No devices were found\n") == []
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["NVIDIA A100-SXM4-80GB", "Tesla T4"]),
+        ("1", ["Tesla T4"]),
+        ("1,0", ["Tesla T4", "NVIDIA A100-SXM4-80GB"]),
+        ("GPU-bb", ["Tesla T4"]),
+        ("", []),
+        ("-1", []),
+        ("MIG-1/2/0", ["NVIDIA A100-SXM4-80GB"]),
+    ],
+)
+def test_only_visible_gpus_count(visible: str | None, names: list[str]) -> None:
+    assert [gpu.name for gpu in read_gpus(A100 + T4, visible)] == names
+
+
+def test_the_limits_of_a_container_count(tmp_path: Path) -> None:
+    files = {
+        "proc/meminfo": "MemTotal: 8 kB\nMemAvailable:   67108864 kB\n",
+        "sys/fs/cgroup/memory.max": f"{16 * 2**30}\n",
+        "sys/fs/cgroup/memory.stat": f"anon {4 * 2**30}\nfile {9 * 2**30}\n",
+        "sys/fs/cgroup/cpu.max": "100000 100000\n",
+        "proc/driver/nvidia/version": "NVRM version",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    here = machine.look(tmp_path)
+    assert (here.free_gib, here.cores, here.driver_loaded) == (12.0, 1, True)
+    for limit in ("memory.max", "cpu.max"):
+        (tmp_path / "sys/fs/cgroup" / limit).write_text("max 100000\n" if limit == "cpu.max" else "max\n")
+    assert machine.look(tmp_path).free_gib == 64.0
+
+
+def test_the_oldest_driver_is_the_one_for_the_pinned_cuda() -> None:
+    pins = (ROOT / "requirements" / "gpu.txt").read_text(encoding="utf-8")
+    assert re.search(r"^cuda-toolkit==13\.", pins, re.MULTILINE)
+    assert machine.OLDEST_DRIVER == 580
