@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.tool_calls import ToolCall
+from shared.tool_calls import ToolCall as ToolCall  # belongs to the parser, which is also a package of its own
 
 Message = dict[str, Any]
 """One OpenAI chat message: role, content, and for assistants optionally `tool_calls` (arguments as a JSON string)."""

@@ -24,7 +24,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             beside = args.report.with_suffix(".calls.md")
             if args.out and args.out.exists():
                 raise ValueError(f"--out {args.out} already exists; name a new file.")
-            if not args.out and beside.exists() and HEADING not in beside.read_text("utf-8", "replace").split("\n", 1)[0]:
+            if (
+                not args.out
+                and beside.exists()
+                and HEADING not in beside.read_text("utf-8", "replace").split("\n", 1)[0]
+            ):
                 raise ValueError(f"{beside} already exists and is no such report; name a new file with --out.")
             tools = [{"name": name, "parameters": parameters} for name, parameters in SQL_AGENT.items()]
             table, out = write_table(args.report, tools, args.out)

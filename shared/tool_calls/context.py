@@ -54,34 +54,27 @@ _PROSE_END = re.compile(r"(?:[.:!?…]\W{0,3}|```)$")
 _CODE_LINE = re.compile(r"\s|[\w.]+(?: = |\()")
 
 
-def is_only_shown(text: Text, since: int, at: int, *, explicit: bool) -> bool:
-    """Whether the words before a place say that a call there is none: a log, a refusal, a report, an example.
-
-    `since` is where the call before it ended.
+def is_only_shown(text: Text, since: int, at: int, *, explicit: bool) -> str:
+    """What the words before a place say of a call there: "yes" for a log, a refusal, a report or an example; "in a sentence"
+    if they need more words and nobody acts in them; else "". `since` is where the call before it ended.
     """
-    before = text.known[max(0, since, at - _NEAR) : at]
-    on_line = before.rpartition("\n")[2].strip()
-    line = before.rstrip().rpartition("\n")[2].replace("’", "'").strip(" *_")
+    words = text.known[max(0, at - _NEAR) : at].rpartition("\n")[2]
+    if words.strip() and _LOG.match(words):
+        return "yes"
+    further = since > at - len(words)  # on the line of a call there are further calls
+    line = text.known[max(0, since, at - _NEAR) : at].rstrip().rpartition("\n")[2].replace("’", "'").strip(" *_")
     sentence = _SENTENCE_END.split(line)[-1]
     clause = _CLAUSE_END.split(sentence)[-1]
-    refused = bool(_NOT_MADE.search(clause))
-    if on_line and _LOG.match(on_line):
-        return True
-    if not line.endswith((":", "：")):
-        heading = len(line) <= _HEADING and bool(_HEADING_OF_EXAMPLE.fullmatch(line))
-        return refused and bool(_DEMONSTRATIVE.search(clause) or on_line) or (heading and not on_line)
-    if refused or not re.search(r"\w", clause) or _ACTS.search(sentence):
-        return refused
-    return bool(_SHOWN.search(sentence) or (not explicit and _LOOSELY_SHOWN.search(sentence)))
-
-
-def is_in_sentence(text: Text, since: int, at: int) -> bool:
-    """Whether the words before it on its line need more words, and do not say that the speaker acts."""
-    words = text.known[max(0, at - _NEAR) : at].rpartition("\n")[2]
-    last = words.rstrip()[-1:]
-    if since > at - len(words) or not (last.isalnum() or last in (",", "，", "、")):
-        return False  # on the line of a call there are further calls
-    return not _ACTS.search(_SENTENCE_END.split(words)[-1])
+    refused, acts = bool(_NOT_MADE.search(clause)), bool(_ACTS.search(sentence))
+    if line.endswith((":", "：")):
+        shown = _SHOWN.search(sentence) or (not explicit and _LOOSELY_SHOWN.search(sentence))
+        return "yes" if refused or (re.search(r"\w", clause) and not acts and shown) else ""
+    if not words.strip():
+        heading = len(line) <= _HEADING and _HEADING_OF_EXAMPLE.fullmatch(line)
+        return "yes" if heading or (refused and _DEMONSTRATIVE.search(clause)) else ""
+    if refused or further or acts:
+        return "yes" * refused
+    return "in a sentence" if line[-1:].isalnum() or line[-1:] in (",", "，", "、") else ""
 
 
 def is_announced(text: Text, at: int) -> bool:

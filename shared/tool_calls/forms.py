@@ -97,9 +97,9 @@ def read_xml(text: Text, at: int, tools: Tools, *, explicit: bool) -> Found:
         given, end = _xml_arguments(text, end, element, tools.parameters(name))
         if given is None:
             return Found((), end, CUT if element in CALL_TAGS else "")
-        if element in tools and isinstance(given, str):  # a sentence may name such a tag
-            if _MARKUP.search(given) or sentence_behind(text, end) == "same":
-                return Found((), end)
+        named = element in tools and isinstance(given, str)  # a sentence may name such a tag
+        if named and (_MARKUP.search(given) or sentence_behind(text, end) == "same"):
+            return Found((), end)
     call = tools.call(name, given, explicit=explicit, plain=True)
     return Found((), end, call) if isinstance(call, str) else Found((call,), end, family="xml")
 

@@ -1,10 +1,9 @@
 """Which parts of a model's text are tool calls.
 
-A call stands where a call can stand: behind an opening tag, first in a code fence, or at the start of a line. In an explicit
-`<tool_call>` it is taken as it is; everywhere else it must name an offered tool and its arguments must fit. Thinking, code
-fences, inline code, block quotes, tables and announced examples quote; what they quote is no call, unless the quotation
-never ends. What was meant as a call but cannot be read stays in the content and is explained in `malformed`. A call whose
-text was cut is never a call.
+A call stands behind an opening tag, first in a code fence, or at the start of a line. In an explicit `<tool_call>` it is taken
+as it is; everywhere else it must name an offered tool and its arguments must fit. Thinking, code, block quotes, tables and
+examples quote; what they quote is no call, unless the quotation never ends. What was meant as a call but cannot be read
+stays in the content and is explained in `malformed`. A call whose text was cut is never a call.
 
 The text is read in steps. A step changes nothing before it is decided, so one that has to wait for more text is simply
 repeated, and a stream finds what the whole text holds. Time is linear: after `_PATIENCE` failed attempts the rest is content.
@@ -18,7 +17,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .context import ends_prose, is_announced, is_in_sentence, is_only_shown, sentence_behind
+from .context import ends_prose, is_announced, is_only_shown, sentence_behind
 from .forms import CALL_TAGS, CUT, Found, read_named, read_python, read_xml
 from .json_values import Reader, read_value
 from .text import LINE_SPACE, NEWLINE, SPACE, Text, Unreadable, Wait
@@ -26,12 +25,11 @@ from .tools import FORM, ToolCall, Tools
 
 _PATIENCE = 4000
 _FAR = 32  # characters that a failed attempt may read for the price of one
-_WORDS_INSIDE = f"The text inside <tool_call> is not JSON; write {FORM} there."
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+_NO_JSON = f"The text inside <tool_call> is not JSON; write {FORM} there."
 
 # A stream tries again where something may have closed, as often as its credit in characters allows.
-_FIRST_CREDIT = 20_000
-_CREDIT = 24
-_SHORT = 64
+_FIRST_CREDIT, _CREDIT, _SHORT = 20_000, 24, 64
 _MAY_CLOSE = re.compile(r"[}\]`\n]|[\w|/]>")
 
 _ANCHOR = re.compile(r"[<`{\[\n]")
@@ -40,19 +38,24 @@ _INFO = re.compile(r"`*[^\n`{\[<]*")
 _DOCUMENT = re.compile(r"`{3,}(?:md|markdown|mdx|rst)[ \t]*\n", re.IGNORECASE)
 _LAST_FENCE = re.compile(r".*\n[ \t]*`{3,}", re.DOTALL)
 _QUOTATION_ENDS = {"fence": re.compile(r"^[ \t]*`{3,}", re.MULTILINE), "inline": re.compile("`|\n\n")}
-_QUOTING_TAGS = set("think thinking thought reasoning scratchpad scratch_pad reflection".split()) | {
-    "tool_response", "example", "pre", "code", "blockquote"
-}  # fmt: skip
-_WRAPPER = re.compile(
-    r"(?!.*(?:respon|result|output|error|example|begin_of|name))"
-    r"(?:[|｜]?[\w:▁-]*(?:tool|func|call|json|invoke|action|plugin|python_tag)[\w:▁-]*[|｜]?)|response|request",
+_QUOTING = re.compile(
+    r"<(/?)(think|thinking|thought|reasoning|scratch_?pad|reflection|tool_response|example|pre|code|blockquote|tool_call)>",
     re.IGNORECASE,
 )
+_WRAPPER = (
+    r"(?:(?![\w:▁-]*(?:respon|result|output|error|example|begin_of|name))"
+    r"[\w:▁-]*(?:tool|func|call|json|invoke|action|plugin|python_tag)[\w:▁-]*|response|request)"
+)
+_OPENER = re.compile(
+    rf"<[|｜]?({_WRAPPER})[|｜]?(?: (?![^<>\n]*\b(?:name|arguments)\s*=)[^<>\n{{]*)?>|\[({_WRAPPER})\]", re.IGNORECASE
+)
+_CLOSER = re.compile(  # closing tags, also cut ones; special tokens that open nothing; closing brackets with a name
+    rf"</(?:{_WRAPPER}|s)>|</[\w:▁.-]*(?![\w:▁.>-])|<[|｜](?:(?=[^<>]*(?:end|/))|(?!{_WRAPPER}))[^<>\s]*[|｜]>"
+    rf"|\[(?:/|END_){_WRAPPER}\]",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"(?:<(?:[/|｜]*[\w:|｜▁.-]+(?: [^<>\n]*)?|[/|｜][^<>\s]*)?|\[[/A-Za-z_]*)\Z")
 _TOOL_CALL = re.compile(r"<(/?)tool_call>")
-_OPENER = re.compile(r"<([\w:|｜▁.-]+)(?: (?![^<>\n]*\b(?:name|arguments)\s*=)[^<>\n{]*)?>|\[([A-Za-z_]+)\]")
-_OPENER_PART = re.compile(r"(?:<(?:[\w:|｜▁.-]+(?: [^<>\n]*)?)?|\[[A-Za-z_]*)\Z")
-_CLOSER = re.compile(r"<(/[\w:▁.-]*|[|｜][^<>\s]*)(>?)|\[(/|END_)?([A-Za-z_]+)\]")
-_CLOSER_PART = re.compile(r"(?:<(?:/[\w:▁.-]*|[|｜][^<>\s]*)?|\[/?[A-Za-z_]*)\Z")
 _ELEMENT = re.compile(r"<([\w-]+)([=>/\s])")
 _EXAMPLE = re.compile(r"\b(?:example|format|schema|template|usage|syntax)", re.IGNORECASE)
 _NAMED_OBJECT = re.compile(r"""[\[\s]*\{\s*["']name["']\s*:\s*["'](\w+)["']""")
@@ -98,7 +101,7 @@ class Stream:
     """
 
     def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
-        self._text = Text("")
+        self._text = Text("\n")  # so that each line has one in front of it
         self._tools = Tools(tools)
         self._heads = tuple(name.lower() for name in (*self._tools, "action", "tool", "function", "default_api."))
         self._failures = 0 if self._tools else _PATIENCE  # without tools all is text
@@ -108,15 +111,13 @@ class Stream:
         self._malformed: list[str] = []
         self._family = ""
         self._at = 0  # where to read on
-        self._fresh = True  # whether a line begins there
-        self._kept = 0  # where the text begins that is not yet given to the content
+        self._kept = 1  # where the text begins that is not yet given to the content
         self._space = ""  # white space at the end of the content so far; it waits for what comes behind it
         self._blank = ""  # all there was before the first call, if that was only white space
         self._behind_call = False  # whether a call stood since the last piece of content
         self._block: _Block | None = None  # whose last call ends at `_at`
         self._block_end = 0  # behind the last block
         self._quotation = ("", 0, 0)  # its kind, where it begins, and how much was malformed before
-        self._wordy = -1  # where a <tool_call> begins in which no call was found so far
 
     def feed(self, delta: str) -> Update:
         """Read on; returns the content and the calls that nothing behind can change any more."""
@@ -147,44 +148,68 @@ class Stream:
 
     def _step(self) -> bool:
         """Decide what stands at the next place that matters; False at the end of the final text."""
-        text, patient = self._text, self._failures < _PATIENCE
+        text = self._text
         if self._block:
             self._at = self._go_on(self._block)
             return True
-        if self._fresh and patient:
-            self._at, self._fresh = self._line(self._at), False
-            return True
-        anchor = _ANCHOR.search(text.known, self._at) if patient else None
-        end = anchor.start() if anchor else len(text.known)
-        self._flow(end)
-        self._at = end
+        anchor = _ANCHOR.search(text.known, self._at) if self._failures < _PATIENCE else None
+        self._at = anchor.start() if anchor else len(text.known)
+        self._flow(self._at)
         if anchor:
-            self._at = self._anchor(end, anchor[0])
-        elif not text.final:
+            self._at = self._anchor(self._at, anchor[0])
+            return True
+        if not text.final:
             raise Wait
-        else:
-            if self._wordy == 0 or (self._wordy > 0 and text.known[self._wordy - 1] == "\n"):
-                self._malformed.append(_WORDS_INSIDE)
-            self._pieces.append(self._blank if self._calls else self._space)
-            self._blank, self._space, self._wordy = "", "", -1
-        return anchor is not None
+        self._pieces.append(self._blank if self._calls else self._space)
+        self._blank = self._space = ""
+        return False
 
     def _flow(self, to: int) -> None:
         """Give the text up to a place to the content. Behind a call it is trimmed and begins a new line."""
         piece, self._kept = self._text.known[self._kept : to], max(self._kept, to)
         if self._text.final and to == len(self._text.known):
-            piece = piece.removesuffix("<|im_end|>").removesuffix("<|endoftext|>")
+            piece = piece.removesuffix(_END_TOKENS[0]).removesuffix(_END_TOKENS[1])
         body = piece.rstrip()
         if not body:
             self._space += piece
             return
-        if self._behind_call:
-            self._pieces.append("\n" * bool(self._pieces) + body.lstrip())
-        else:
-            self._pieces.append(self._space + body)
+        self._pieces.append("\n" * bool(self._pieces) + body.lstrip() if self._behind_call else self._space + body)
         self._space, self._behind_call, self._blank = piece[len(body) :], False, ""
 
     # Where a call can stand: each returns where to go on
+
+    def _anchor(self, at: int, char: str) -> int:
+        """A character that may begin something."""
+        text, known = self._text, self._text.known
+        if char == "\n":
+            self._flow(at + 1)
+            return self._line(at + 1)
+        if char == "`":
+            return self._ticks(at)
+        if char == "{":
+            return self._begin(_Block(at, at)) if not self._quotation[0] and is_announced(text, at) else at + 1
+        if char == "<" and known[at - 1] in "\"'“‘«" and known[max(0, at - 2)] in " \t\n(:":
+            return at + 1  # a quoted tag
+        for token in _END_TOKENS:
+            if text.holds(token, at):
+                text.char(at + len(token))  # waits: at the end of the text it is no content
+        element = _ELEMENT.match(known, at)
+        named = element and (element[1] in self._tools or (element[1] in CALL_TAGS and element[2] in "= \n"))
+        if named or text.token(_OPENER, _PART, at):
+            return self._begin(_Block(at, at))
+        tag = text.token(_QUOTING, _PART, at)
+        if not tag:
+            return at + 1
+        kind, start, malformed = self._quotation
+        if not tag[1]:
+            self._quotation = (kind, start, malformed) if kind else (tag[2], tag.end(), len(self._malformed))
+        elif tag[2] == kind:
+            del self._malformed[malformed:]
+            self._quotation = ("", 0, 0)
+        elif tag[2] == "tool_call" and self._calls and not kind:  # it closes a call that text followed
+            self._flow(at)
+            self._kept = tag.end()
+        return tag.end()
 
     def _line(self, start: int) -> int:
         """The start of a line. Indentation belongs to what stands behind it."""
@@ -198,135 +223,77 @@ class Stream:
             return newline.start() if newline else len(text.known)
         if quotation in _QUOTATION_ENDS:
             return at
+        block = _Block(start, at)
         if char in ("{", "["):
-            return self._begin(_Block(start, at))
+            return self._begin(block)
         head = text.known[at : at + 64].lstrip("*_#✿` ").lower()
         if not text.final and len(head) < 40 and any(known.startswith(head) for known in self._heads):
             raise Wait
         if not head.startswith(self._heads) or text.known.startswith("```", at):
             return at
-        block, end = _Block(start, at), at
         try:
             prose = at == start and ends_prose(text, self._block_end, at)
             found = read_python(text, at, self._tools, program="paragraph") if prose else Found((), at)
             if not found.calls:
                 found = read_named(text, at, self._tools, tagged=False)
-                found = found if found.family or (prose and self._ends_line(found.end, block)) else Found((), at)
-            if found.calls:
-                return self._take(block, found)
-            end = found.end
+            if found.calls and (found.family or (prose and self._ends_line(found.end, block))):
+                return self._begin(block, found)
+            return max(at, found.end if found.family else at)
         except Unreadable as error:
-            end = error.position
-            if error.cut and end >= len(text.known):
+            if error.cut and error.position >= len(text.known):
                 self._malformed.append(CUT)
-        return max(at, end)
-
-    def _anchor(self, at: int, char: str) -> int:
-        """A character that may begin something."""
-        text, known = self._text, self._text.known
-        if char == "\n":
-            self._flow(at + 1)
-            self._fresh = True
-            return at + 1
-        if char == "`":
-            return self._ticks(at)
-        if char == "{":
-            announced = not self._quotation[0] and is_announced(text, at)
-            return self._begin(_Block(at, at)) if announced else at + 1
-        if char == "<" and known[max(0, at - 1) : at] in {*"\"'“‘«"} and (at < 2 or known[at - 2] in " \t\n(:"):
-            return at + 1  # a quoted tag
-        opener = text.token(_OPENER, _OPENER_PART, at)
-        name = (opener[1] or opener[2]) if opener else ""
-        if opener and name.lower() in _QUOTING_TAGS and char == "<":
-            self._quotation = self._quotation if self._quotation[0] else (name, opener.end(), len(self._malformed))
-            return opener.end()
-        element = _ELEMENT.match(known, at)
-        call = element and (element[1] in CALL_TAGS and element[2] in "= \n") or (element and element[1] in self._tools)
-        if call or (opener and _WRAPPER.fullmatch(name)):
-            return self._begin(_Block(at, at))
-        closer = text.token(_CLOSER, _CLOSER_PART, at)
-        if not closer or not closer[1] or closer[1][0] != "/":
-            return at + 1
-        name = closer[1][1:]
-        if name and name == self._quotation[0]:
-            del self._malformed[self._quotation[2] :]
-            self._quotation = ("", 0, 0)
-        if name == "tool_call" and self._wordy >= 0:
-            self._malformed.append(_WORDS_INSIDE)
-            self._wordy = -1
-        elif name == "tool_call" and self._calls and not self._quotation[0]:  # text followed the call in place of it
-            self._flow(at)
-            self._kept = closer.end()
-        return closer.end()
+            return max(at, error.position)
 
     def _ticks(self, at: int) -> int:
         """Backticks: a fence if there are three, else inline code."""
-        text, (quotation, _, malformed) = self._text, self._quotation
+        text, (kind, _, malformed) = self._text, self._quotation
         end = text.run(_TICKS, at)
-        start = text.known.rfind("\n", 0, at) + 1
-        start = at if text.known[start:at].strip(" \t\r\xa0\u200b\ufeff") else start
-        if quotation == "inline":
-            self._quotation = ("", 0, 0)
-            return end
-        if end - at < 3:
-            char = text.char(end)
-            if (
-                not quotation
-                and not text.known[:at].strip("\n \t\ufeff\u200b")
-                and (char == "{" or char.isidentifier())
-            ):
-                return self._begin(_Block(0, end, "fenced", inline=True))  # perhaps the whole answer is a call
-            self._quotation = self._quotation if quotation else ("inline", end, len(self._malformed))
-            return end
-        if quotation == "fence":
-            behind = text.char(text.run(LINE_SPACE, end))
+        behind = text.char(text.run(LINE_SPACE, end))
+        if kind in _QUOTATION_ENDS and (kind == "inline" or end - at >= 3):
             del self._malformed[malformed:]
             self._quotation = ("", 0, 0)
-            if behind in ("", "\n"):
+            if kind == "inline" or behind in ("", "\n"):
                 return end
+        if end - at < 3:
+            whole = not text.known[:at].strip("\n \t\ufeff\u200b") and (behind == "{" or behind.isidentifier())
+            if whole and not kind:  # perhaps the whole answer is a call
+                return self._begin(_Block(1, end, "fenced", inline=True))
+            self._quotation = self._quotation if kind else ("inline", end, len(self._malformed))
+            return end
         if _DOCUMENT.match(text.known, at):
             if not text.final:
                 raise Wait
             last = _LAST_FENCE.match(text.known, end)
             return last.end() if last else end
-        return self._begin(_Block(start, at))
+        start = text.known.rfind("\n", 0, at) + 1
+        return self._begin(_Block(at if text.known[start:at].strip("\u200b\ufeff \t\r\xa0") else start, at))
 
-    def _begin(self, block: _Block) -> int:
-        """A place where a block of calls may begin."""
-        text = self._text
-        found = self._read_item(block)
-        if found.calls:
-            return self._take(block, found)
-        known = text.known
-        if block.explicit and self._calls and not known[self._block_end : block.start].strip():
-            if text.char(block.body) == "":  # the opening tag was used to close the call before it
-                self._kept = block.body
-                return block.body
-        begins_line = not known[known.rfind("\n", 0, block.start) + 1 : block.start].strip()
+    def _begin(self, block: _Block, found: Found | None = None) -> int:
+        """Make the calls that stand here calls of the text, unless they are only shown or quoted."""
+        text, known = self._text, self._text.known
+        found = found or self._read_item(block)
         shown = is_only_shown(text, self._block_end, block.start, explicit=block.explicit)
-        if block.explicit and not (found.problem or self._quotation[0] or shown):
-            tag = text.search(_TOOL_CALL, block.body) if begins_line else None
-            if tag and not tag[1] and self._read_item(_Block(tag.start(), tag.start())).calls:
-                self._flow(block.start)  # an opening tag too many
-                self._kept = block.body
-            else:
-                self._wordy = block.start
-        self._failures += 1 + (found.end - block.start) // _FAR
-        if found.problem and not shown and (block.explicit or begins_line):
-            self._malformed.append(found.problem)
-        if (block.fence or block.inline) and not self._quotation[0]:
-            self._quotation = ("fence" if block.fence else "inline", block.body, len(self._malformed))
-        return max(found.end, block.body, block.start + 1)
-
-    def _take(self, block: _Block, found: Found) -> int:
-        """Make the calls of an item calls of the text, unless they are only shown or quoted."""
-        text, since = self._text, self._block_end
-        block.shown = is_only_shown(text, since, block.start, explicit=block.explicit) or (
-            is_in_sentence(text, since, block.start)
-            and sentence_behind(text, self._past_closers(block, found.end)[0]) == "same"
-        )
+        if not found.calls:
+            problem = found.problem
+            begins_line = not known[known.rfind("\n", 0, block.start) + 1 : block.start].strip()
+            if block.explicit and not problem and not shown:
+                tag = text.search(_TOOL_CALL, block.body)
+                if tag and not tag[1] and self._read_item(_Block(tag.start(), tag.start())).calls:
+                    self._flow(block.start)  # an opening tag too many
+                    self._kept = block.body if begins_line else self._kept
+                elif begins_line or (tag and tag[1]):
+                    problem = _NO_JSON
+            self._failures += 1 + (found.end - block.start) // _FAR
+            if problem and not shown and (block.explicit or begins_line):
+                self._malformed.append(problem)
+            if (block.fence or block.inline) and not self._quotation[0]:
+                self._quotation = ("fence" if block.fence else "inline", block.body, len(self._malformed))
+            return max(found.end, block.body, block.start + 1)
+        if shown == "in a sentence":
+            shown = "yes" if sentence_behind(text, self._past_closers(block, found.end)[0]) == "same" else ""
+        block.shown = bool(shown)
         kind, start, malformed = self._quotation
-        if kind and not block.shown:
+        if kind and not shown:
             match = text.search(_QUOTATION_ENDS.get(kind) or re.compile(f"</{kind}>"), start)
             end = match.end() if match and match[0] != "\n\n" else -1
             if end >= 0:
@@ -344,21 +311,42 @@ class Stream:
         text, tools = self._text, self._tools
         while True:
             at = block.body = text.run(SPACE, block.body)
-            opener = text.token(_OPENER, _OPENER_PART, at) if text.char(at) in ("<", "[") else None
-            name = (opener[1] or opener[2]) if opener else ""
-            if opener and _WRAPPER.fullmatch(name):
+            opener = text.token(_OPENER, _PART, at) if text.char(at) in ("<", "[") else None
+            if opener:
                 block.body, block.tags = opener.end(), True
-                block.explicit = block.explicit or name.strip("|｜").replace("▁", "_") == "tool_call"
-                block.family = (
-                    "hermes" if "hermes" in (block.family, opener[1] == "tool_call" and "hermes") else "tools_tag"
-                )
+                block.explicit = block.explicit or (opener[1] or opener[2]).replace("▁", "_") == "tool_call"
+                stock = block.family == "hermes" or opener[0].startswith("<tool_call")
+                block.family = "hermes" if stock else "tools_tag"
             elif not block.fence and not block.inline and text.holds("```", at):
                 block.body, block.fence = text.run(_INFO, at), True
                 block.family = block.family if block.tags else "fenced"
             else:
                 break
+        wrapped = block.tags or block.fence
         try:
-            return self._read_call(block)
+            at = Reader(text).skip(at) if wrapped else at
+            if at > block.body and _EXAMPLE.search(
+                text.known, block.body, at
+            ):  # a comment says that an example follows
+                return Found((), block.body)
+            char = text.char(at)
+            quoted = char == '"' and wrapped and text.char(at + 1) in ("{", "[")
+            unopened = block.explicit and not quoted and text.holds('"name"', at)
+            python = char.isidentifier() or (char == "[" and text.char(text.run(SPACE, at + 1)).isidentifier())
+            if quoted or unopened or char == "{" or (char == "[" and not python):
+                value, end = Reader(text).container(at, "{") if unopened else read_value(text, at)
+                if not block.tags and not self._ends_line(end, block):
+                    return Found((), end)
+                calls, problem = tools.calls_in(value, explicit=block.explicit)
+                return Found(tuple(calls), end, problem)
+            if char == "<":
+                return read_xml(text, at, tools, explicit=block.explicit)
+            if not python:
+                return Found((), block.body)
+            found = read_python(text, at, tools, program="fence" if block.fence and not block.tags else "")
+            if not found.calls and block.tags:
+                return read_named(text, at, tools, tagged=True)
+            return found if wrapped or self._ends_line(found.end, block) else Found((), found.end)
         except Unreadable as error:
             named = _NAMED_OBJECT.match(text.known, at)
             problem = ""
@@ -366,34 +354,6 @@ class Stream:
                 cut = error.position >= len(text.known)
                 problem = CUT if cut else f"The tool call is not valid JSON ({error.reason}); write {FORM}."
             return Found((), max(at + 1, error.position), problem)
-
-    def _read_call(self, block: _Block) -> Found:
-        """What stands at the body of a block, also behind a comment, unless that says that an example follows."""
-        text, tools, at = self._text, self._tools, block.body
-        wrapped = block.tags or block.fence
-        if wrapped:
-            at = Reader(text).skip(at)
-            if at > block.body and _EXAMPLE.search(text.known, block.body, at):
-                return Found((), block.body)
-        char = text.char(at)
-        quoted = char == '"' and wrapped and text.char(at + 1) in ("{", "[")
-        python = char == "[" and text.char(text.run(SPACE, at + 1)).isidentifier()
-        if quoted or char == "{" or (char == "[" and not python) or (block.explicit and text.holds('"name"', at)):
-            value, end = Reader(text).container(at, "{") if char == '"' and not quoted else read_value(text, at)
-            if not block.tags and not self._ends_line(end, block):
-                return Found((), end)
-            calls, problem = tools.calls_in(value, explicit=block.explicit)
-            return Found(tuple(calls), end, problem)
-        if char == "<":
-            return read_xml(text, at, tools, explicit=block.explicit)
-        if not (char.isidentifier() or python):
-            return Found((), block.body)
-        if block.fence and not block.tags:
-            return read_python(text, at, tools, program="fence")
-        found = read_python(text, at, tools)
-        if not found.calls and block.tags:
-            return read_named(text, at, tools, tagged=True)
-        return found if block.tags or self._ends_line(found.end, block) else Found((), found.end)
 
     def _ends_line(self, at: int, block: _Block) -> bool:
         """Whether nothing but closers, further values or a sentence stands on the line behind a call without tags."""
@@ -414,19 +374,11 @@ class Stream:
         while True:
             here = text.run(SPACE, at)
             char = text.char(here)
-            closer = text.token(_CLOSER, _CLOSER_PART, here) if char in ("<", "[") else None
-            name = (closer[1] or closer[4]).lstrip("/") if closer else ""
-            wrapper = _WRAPPER.fullmatch(name)
-            if closer and name not in _QUOTING_TAGS:
-                if closer[4]:
-                    ends = bool(closer[3] and wrapper)
-                elif closer[1][0] == "/":
-                    ends = not closer[2] or wrapper is not None or name == "s"
-                else:
-                    ends = not wrapper or "end" in name.lower() or "/" in name
-                if not ends:
-                    return at, fence
+            closer = text.token(_CLOSER, _PART, here) if char in ("<", "[") else None
+            if closer:
                 at = closer.end()
+            elif char == "<" and text.holds("<tool_call>", here) and not text.char(text.run(SPACE, here + 11)):
+                at = here + 11  # the opening tag used as a closing one
             elif char == "`" and (inline or (fence and text.holds("```", here))):
                 end = text.run(_TICKS, here)
                 if fence and text.char(end).isalnum():

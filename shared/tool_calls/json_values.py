@@ -27,7 +27,6 @@ _TRIPLE = {quote: re.compile(quote * 3) for quote in "\"'"}
 _WORD = re.compile(r"[\w.$+-]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,4000})(?:\.\d+)?(?:[eE][+-]?\d+)?")
 _CONSTANTS = {"true": True, "True": True, "false": False, "False": False, "null": None, "None": None}
-_COMMENT_END = re.compile(r"\*/")
 _LIMIT = re.compile(r"<(?:/[\w-]*(?:tool|func|call|invoke|json|response|param)|tool_call>)", re.IGNORECASE)
 _LIMIT_PART = re.compile(r"<(?:/[\w-]*|[a-z_]{0,9})\Z", re.IGNORECASE)
 _ESCAPE = re.compile(r"""(\\u[0-9a-fA-F]{4}|\\[/bfnrt]|\\\\(?!["']))|\\{0,2}(["'])|(\\\n)|\\""")
@@ -233,8 +232,7 @@ class Reader:
         while True:
             at = self.text.run(SPACE, at)
             char = self.text.char(at)
-            after = self.text.char(at + 1) if char == "/" else ""
-            if char != "#" and after not in ("/", "*"):
+            if char != "#" and not (char == "/" and self.text.char(at + 1) == "/"):
                 return at
-            end = self.text.search(_COMMENT_END if after == "*" else NEWLINE, at + 1 + (after == "*"))
-            at = end.end() if end else len(self.text.known)
+            newline = self.text.search(NEWLINE, at)
+            at = newline.end() if newline else len(self.text.known)

@@ -83,7 +83,7 @@ def texts_of(path: Path) -> Iterator[str]:
     for number, row in json_lines(path):
         turns = row.get("turns") if isinstance(row, dict) else None
         if isinstance(turns, list):
-            texts = [turn.get("text") if isinstance(turn, dict) else 0 for turn in turns]
+            texts: list[Any] = [turn.get("text") if isinstance(turn, dict) else 0 for turn in turns]
         else:
             fields = row if isinstance(row, dict) else {"text": 0 if row is None else row}
             texts = [fields[key] for key in ("text", "output", "content") if key in fields][:1] or [0]
@@ -101,13 +101,13 @@ def read_cases(path: Path) -> Iterator[dict[str, Any]]:
     anything = {"type": "object", "properties": {}, "additionalProperties": True}
     for number, case in json_lines(path):
         try:
-            tools = [
+            tools: list[Any] = [
                 {"name": tool, "parameters": SQL_AGENT.get(tool, anything)} if isinstance(tool, str) else tool
                 for tool in case["tools"]
             ]
-            texts = [case["id"], case["output"], case.get("expect_content") or "", *(call["name"] for call in case["expect_calls"])]
-            texts += [tool.get("function", tool)["name"] for tool in tools]
-            fits = all(isinstance(text, str) for text in texts)
+            texts = [case["id"], case["output"], case.get("expect_content") or ""]
+            texts += [tool.get("function", tool)["name"] for tool in tools] + [c["name"] for c in case["expect_calls"]]
+            fits = isinstance(case["tools"], list) and all(isinstance(text, str) for text in texts)
             fits = fits and all(isinstance(call["arguments"], dict) for call in case["expect_calls"])
         except (KeyError, TypeError, AttributeError):
             fits = False

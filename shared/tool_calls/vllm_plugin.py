@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 if not __package__:  # given to vLLM by its path: the rest of the package lies beside it
-    __package__, __spec__ = "qwen25_coder_tool_parser", None
+    __package__, __spec__ = "qwen25_coder_tool_parser", None  # type: ignore[assignment]
     _spec = importlib.util.spec_from_file_location(__package__, Path(__file__).with_name("__init__.py"))
     sys.modules[__package__] = importlib.util.module_from_spec(_spec)  # type: ignore[arg-type]
     _spec.loader.exec_module(sys.modules[__package__])  # type: ignore[union-attr]
@@ -104,7 +104,9 @@ class Qwen25CoderToolParser(ToolParser):
             options = vars(request)  # reading `max_tokens` as an attribute warns that it is deprecated
             self._token_limit = options.get("max_completion_tokens") or options.get("max_tokens")
             named = [self.vocab[token] for token in ("<|im_end|>", "<|endoftext|>") if token in self.vocab]
-            self._end_ids = frozenset([*named, self.model_tokenizer.eos_token_id, *(options.get("stop_token_ids") or ())])
+            self._end_ids = frozenset(
+                [*named, self.model_tokenizer.eos_token_id, *(options.get("stop_token_ids") or ())]
+            )
         update = self._stream.feed(delta_text)
         full = self._token_limit is not None and len(current_token_ids) >= self._token_limit
         if not full and self._end_ids.isdisjoint(delta_token_ids):

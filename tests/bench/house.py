@@ -17,7 +17,7 @@ FLOORS = (
     ("shared", "shared.errors", "shared.tool_calls"),
     ("shared.config", "shared.records"),
     ("shared.models", "shared.processes", "shared.runs", "shared.sql"),
-    ("shared.agent", "shared.cli", "shared.reward", "shared.vllm_plugins"),
+    ("shared.agent", "shared.cli", "shared.reward"),
     ("shared.evaluation",),
     ("shared.report",),
     ("data", "stage1_sft", "stage2_grpo"),
