@@ -22,7 +22,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shared.cli import checks, environment
+from shared.cli import checks, environment, machine
 from shared.cli.command_line import READER_GONE, add_profile, common_parser, resolve, run_main
 from shared.config.device import default_profile
 from shared.errors import UserError
@@ -216,6 +216,10 @@ def main() -> None:
     given = rest if name in COMMANDS else [name, *rest]
     args = parser().parse_args(given)  # refused, or helped, before anything is set up
     profile, dry_run = args.profile or default_profile(), getattr(args, "dry_run", False)
+    works = not dry_run and name != "check" and not {*(getattr(args, "only", None) or ["all"])} <= {"data", "report"}
+    if works and not environment.entered(ROOT):  # once, before anything is downloaded
+        needs = machine.Needs(profile, before_setup=not environment.is_inside(ROOT))
+        machine.refuse(machine.look(), needs, only_warn=name == "setup")  # which may be made for another machine
     environment.enter(ROOT, profile, any_device=dry_run)  # so that a plan for the other device rebuilds nothing
     work(args)
 

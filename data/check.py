@@ -21,8 +21,7 @@ from data.sql_form import gold_key, is_repeatable, question_key
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.reward.execution_match import execution_match
-from shared.reward.gold_checks import Order, order_of, trivial_query
-from shared.reward.sql_text import gold_is_ordered, tables_read
+from shared.reward.queries import Order, gold_is_ordered, order_of, tables_read, trivial_query
 from shared.sql.database import Database, QueryResult
 
 SLOW_SECONDS = 1.0

@@ -28,6 +28,7 @@ from data.sources import BadRowError, Place, SourceRow, find_source, read_rows
 from shared.cli.command_line import common_parser, resolve
 from shared.errors import UserError
 from shared.records import write_jsonl
+from shared.runs.output_paths import refuse_overwriting
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str]) -> None:
         if not checked.rows:
             raise UserError("No row can be used; correct what the report lists.")
         if args.out:
-            write(checked, args.out, skip=args.bad_rows == "skip")
+            write(checked, args.out, skip=args.bad_rows == "skip", reads=source.files)
 
 
 def _path(text: str) -> Path:
@@ -100,8 +101,12 @@ def _translated(row: SourceRow | BadRowError, dialect: str) -> SourceRow | BadRo
         return BadRowError(f"its gold SQL is not {dialect} ({first}); correct the query or --dialect")
 
 
-def write(checked: Checked, folder: Path, *, skip: bool) -> None:
-    """Write the usable rows as dev.json beside links to their databases. Raises UserError for bad rows unless `skip`."""
+def write(checked: Checked, folder: Path, *, skip: bool, reads: Sequence[Path] = ()) -> None:
+    """Write the usable rows as dev.json beside links to their databases.
+
+    Raises UserError for bad rows unless `skip`, and when a file is in the way; above all one of `reads`, from which the
+    rows come, or a database.
+    """
     bad = checked.findings.get(UNUSABLE, [])
     if bad and not skip:
         place, reason = bad[0]
@@ -110,11 +115,15 @@ def write(checked: Checked, folder: Path, *, skip: bool) -> None:
         )
     _refuse_existing(folder)
     names = database_names(path for _, path in checked.rows)
-    for path, name in names.items():
-        link = folder / "database" / name / f"{name}.sqlite"
+    links = {path: folder / "database" / name / f"{name}.sqlite" for path, name in names.items()}
+    outputs = [*links.values(), *(folder / name for name in ("questions.jsonl", "skipped.jsonl", "dev.json"))]
+    refuse_overwriting(outputs, [*reads, *names])
+    if taken := [output for output in outputs if output.exists() and not output.is_symlink()]:
+        raise UserError(f"{taken[0]} exists already; choose another --out or remove that file.")
+    for path, link in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
-        link.symlink_to(path)
+        link.symlink_to(path.resolve())
     rows, questions = [], []
     for number, (row, path) in enumerate(checked.rows, start=1):
         values = {"db_id": names[path], "question": row.question, "query": row.gold_sql}

@@ -25,6 +25,7 @@ from urllib.parse import quote
 from tqdm import tqdm
 
 from shared.errors import UserError
+from shared.runs.output_paths import refuse_overwriting
 
 MAX_ROWS = 1_000_000  # of one table
 _BLOCK = 1_000
@@ -98,6 +99,8 @@ def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
         raise UserError(f"{shown} is not an address like postgresql://reader@host/database; correct it.") from None
     file = folder / f"{re.sub(r'[^\w.-]', '_', Path(url.database or 'database').stem)}.sqlite"
     partial = file.with_name(file.name + ".partial")
+    if url.database:
+        refuse_overwriting([file], [Path(url.database)])
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (

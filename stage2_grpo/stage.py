@@ -21,6 +21,7 @@ from shared.records import JsonlTail, read_questions, write_jsonl
 from shared.reward.reward import self_test
 from shared.runs import manifest as runs
 from shared.runs.manifest import RunDirectory, question_file
+from shared.runs.output_paths import refuse_overwriting
 from stage2_grpo.checkpoints import files, resume
 from stage2_grpo.checkpoints.export import export
 from stage2_grpo.inputs import refuse_missing_agent, starting_model, total_steps
@@ -36,6 +37,7 @@ def run(config: Config, run: RunDirectory) -> Path:
     """Train and export; returns the checkpoint folder. A finished stage is skipped, an interrupted one resumes."""
     model = starting_model(config, run)
     print(f"grpo: starts from {model}", flush=True)
+    refuse_overwriting([run.grpo], [model])
     train, validation = (question_file(run, split) for split in ("train", "val"))
     inputs = resume.stage_inputs(config, model, train, validation)
     if manifest := runs.finished(run.grpo, runs.fingerprint(**inputs)):

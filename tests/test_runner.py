@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import run_pipeline
+from data import importing
 from shared.errors import UserError
 from shared.processes.owned_process import locked
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, read_manifest
@@ -197,8 +198,11 @@ def test_kill_9_and_the_same_command_again_end_in_the_same_result(
 
 
 def readme_commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", (REPO / "README.md").read_text(), re.DOTALL)
-    return [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    """Every command in a bash block of README.md and docs/, once."""
+    pages = "\n".join(page.read_text() for page in (REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))))
+    blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    return [*dict.fromkeys(filter(None, lines))]
 
 
 @pytest.mark.filterwarnings("ignore:.* found in sys.modules after import of package:RuntimeWarning")
@@ -207,19 +211,26 @@ def test_every_command_of_the_readme_is_understood(
     line: str, spider: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Each is carried out as a dry run; `check` would run this very test, `--help` must do for it."""
-    words = shlex.split(line.replace("PATH_TO_FOLDER", str(spider)))
+    words = shlex.split(line.replace("PATH_TO_FOLDER", str(spider)).replace("=imported", f"={spider}"))
+    if words[0] in ("uv", "pip", "vllm"):  # programs of others: the files that they are given must exist
+        assert all((REPO / word).exists() for word in words if word.startswith(("requirements/", "shared/")))
+        return
     while "=" in words[0]:
         name, _, value = words.pop(0).partition("=")
         monkeypatch.setenv(name, value)
     assert words[0] in ("python", ".venv/bin/python")
     only_help = words[1:3] == ["run_pipeline.py", "check"]
     argv = [*words[1:], "--help"] if only_help else [*words[1:], "--dry-run", "--profile", "cpu"]
-    if {"shared.evaluation", "gate"} & {*words}:
+    if "yield" in words:
+        importing.main([str(spider), "--out", str(tmp_path / "imported"), "--profile", "cpu"])
+        argv[argv.index("imported")] = str(tmp_path / "imported")
+    if {"shared.evaluation", "gate", "concurrency"} & {*words}:
         run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set", f"runs_dir={tmp_path}",
              "--set", f"data.spider_dir={spider}"])  # fmt: skip
         (model := tmp_path / "model").mkdir()
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
             (model / file).touch()
+        monkeypatch.setenv("SFT_MODEL_PATH", str(model))
         argv = [re.sub("^[AB]$|runs/main/grpo/model", str(model), word) for word in argv]
         argv += ["--set", f"runs_dir={tmp_path}", "--set", "gate.questions=8"]
     monkeypatch.chdir(REPO)

@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> None:
         place = Place(args.database.name, number)
         row = SourceRow(place, asked.db_id, asked.question, asked.gold_sql, "", asked.difficulty)
         rows.append((row, args.database.resolve()))
-    write(Checked(rows), args.out, skip=False)
+    write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])
     counts = Counter(question.difficulty for question in questions)
     print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
     if len(questions) < args.questions:

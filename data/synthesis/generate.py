@@ -28,10 +28,10 @@ from data.synthesis.relations import RELATIONS
 from data.synthesis.schema import Understanding
 from shared.errors import UserError
 from shared.records import Question
-from shared.reward.agreement import agrees_on_copies
 from shared.reward.execution_match import execution_match
-from shared.reward.gold_checks import Order, order_of, trivial_query
 from shared.reward.perturbed_copies import make_copies
+from shared.reward.queries import Order, order_of, trivial_query
+from shared.reward.reward import agrees_on_copies
 from shared.sql.database import Database, QueryResult, SqlError
 
 WORDINGS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))

@@ -31,6 +31,7 @@ _STAMP = "firstcall.json"
 _ENTERED = "FIRSTCALL_ENTERED"  # the root whose environment this process was started in; ends a loop of restarts
 _ROOM_GIB = {"cpu": 9, "gpu": 16}  # of disk, package cache included
 _SMOKE_TEST = "import bz2, ctypes, sqlite3, ssl, sys, venv; print('%d.%d' % sys.version_info[:2])"
+_HEADER_TEST = "; import os, sysconfig; os.stat(sysconfig.get_path('include', 'posix_prefix') + '/Python.h')"
 
 
 def enter(root: Path, profile: str, *, any_device: bool = False) -> None:
@@ -72,6 +73,11 @@ def ensure(root: Path, profile: str, *, any_device: bool = False) -> Path:
     return venv / "bin" / "python"
 
 
+def entered(root: Path) -> bool:
+    """Whether `enter` has started this process, which has not returned from it yet."""
+    return os.environ.get(_ENTERED) == str(root)
+
+
 def is_inside(root: Path) -> bool:
     """Whether this process already runs in the environment."""
     return Path(sys.prefix).resolve() == (root / ".venv").resolve()
@@ -110,11 +116,15 @@ def write_stamp(venv: Path, stamp: dict[str, str]) -> None:
     partial.replace(venv / _STAMP)
 
 
-def find_python(candidates: Sequence[Path]) -> Path | None:
-    """The first candidate that is a working, complete Python 3.12 (a pyenv shim often exists without working)."""
+def find_python(candidates: Sequence[Path], *, headers: bool = False) -> Path | None:
+    """The first candidate that is a working, complete Python 3.12 (a pyenv shim often exists without working).
+
+    With `headers` it must have Python.h, against which Triton compiles on a GPU.
+    """
+    test = _SMOKE_TEST + (_HEADER_TEST if headers else "")
     for candidate in candidates:
         try:
-            probe = subprocess.run([candidate, "-c", _SMOKE_TEST], capture_output=True, text=True, timeout=60)
+            probe = subprocess.run([candidate, "-c", test], capture_output=True, text=True, timeout=60)
         except (OSError, subprocess.TimeoutExpired):
             continue
         if probe.returncode == 0 and probe.stdout.strip() == _PYTHON:
@@ -139,9 +149,9 @@ def _make(root: Path, venv: Path, profile: str) -> None:
     print(f"setting up {venv} for {profile} (once, a few minutes)", flush=True)
     _check_room(root, profile)
     uv = _find_uv(root)
-    python = find_python(python_candidates())
+    python = find_python(python_candidates(), headers=profile == "gpu")
     if python is None:
-        print(f"no working Python {_PYTHON} found here; asking uv to fetch one", flush=True)
+        print(f"no suitable Python {_PYTHON} found here; asking uv to fetch one", flush=True)
     request = ["--python", str(python)] if python else ["--python", _PYTHON, "--managed-python"]
     _run([uv, "venv", "--quiet", "--clear", *request, venv], fix=(
         f"Python {_PYTHON} is missing and could not be fetched; install it (for example `pyenv install {_PYTHON}`) and "

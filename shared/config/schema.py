@@ -75,13 +75,13 @@ class DataConfig(Section):
     avoid: OptionalText = Field(
         description="evaluation questions (any source of `data import`) that training must not contain, by text or gold"
     )
-    questions_per_database: Positive = Field(description="demo databases only")
+    questions_per_database: Positive = Field(description="of the demo databases")
     copies: Count = Field(
         le=100, description="perturbed copies of each database on which a rewarded answer must also agree; 0 = none"
     )
     unseen_databases: Count = Field(description="databases kept out of training; at most half of all databases")
-    test_share: Share = Field(description="of the questions of each seen database")
-    val_share: Share = Field(description="likewise")
+    test_share: Share = Field(description="share of the questions of each seen database")
+    val_share: Share = Field(description="share of the questions of each seen database")
 
     @model_validator(mode="after")
     def _leave_training_questions(self) -> Self:
@@ -95,10 +95,10 @@ class DataConfig(Section):
 class SandboxConfig(Section):
     """Limits of one SQL statement."""
 
-    timeout_seconds: Seconds = Field(description="until it is ended")
+    timeout_seconds: Seconds = Field(description="a statement that takes longer is ended")
     max_rows: Positive = Field(description="rows fetched for the model; comparisons fetch up to max_compare_rows")
     max_compare_rows: Positive = Field(description="rows compared with the gold's; a longer result counts as wrong")
-    max_result_bytes: Positive = Field(description="of all its cells")
+    max_result_bytes: Positive = Field(description="bytes of all cells of a result")
 
 
 class AgentConfig(Section):
@@ -106,24 +106,24 @@ class AgentConfig(Section):
 
     max_turns: Positive = Field(description="model turns, the final answer included")
     max_turn_tokens: Positive = Field(description="tokens the model may write in one turn")
-    context_tokens: Positive = Field(description="prompt + response of the last turn")
+    context_tokens: Positive = Field(description="prompt and answer of the last turn")
     observation_tokens: Positive = Field(description="a tool's answer is cut beyond this, and says so")
 
 
 class SftConfig(Section):
     """Stage 1: traces and LoRA training."""
 
-    max_traces: Positive = Field(description="one per training question at most")
+    max_traces: Positive = Field(description="traces; at most one per training question")
     wrong_turn_share: Share = Field(
-        description="traces with a plausible mistake and its fix; the mistake is not trained"
+        description="share of traces with a plausible mistake and its fix; the mistake is not trained"
     )
-    search_miss_share: Share = Field(description="traces whose first schema search finds nothing useful")
-    parallel_share: Share = Field(description="multi-table traces that ask for all columns in one turn")
+    search_miss_share: Share = Field(description="share of traces whose first schema search finds nothing useful")
+    parallel_share: Share = Field(description="share of multi-table traces that ask for all columns in one turn")
     lora_rank: Positive = Field(description="adapters on every linear layer")
     lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
-    lora_dropout: Share = Field(description="of the adapter's input")
-    learning_rate: PositiveNumber = Field(description="peak; cosine after the warm-up")
-    warmup_share: Share = Field(description="of all steps")
+    lora_dropout: Share = Field(description="share of the adapter's inputs that are dropped")
+    learning_rate: PositiveNumber = Field(description="peak; cosine decay after the warm-up")
+    warmup_share: Share = Field(description="share of all steps")
     epochs: Positive = Field(le=1000, description="passes over the traces")
     batch_size: Positive = Field(description="sequences per optimizer step and device")
     gradient_accumulation: Positive = Field(description="batches per optimizer step")
@@ -132,8 +132,8 @@ class SftConfig(Section):
     dtype: Literal["bfloat16", "float32"] = Field(
         description="of the base weights: bfloat16 | float32; the adapter is float32"
     )
-    eval_steps: Positive = Field(description="steps; also the checkpoint interval")
-    keep_checkpoints: Positive = Field(description="the newest; the best one is kept as well")
+    eval_steps: Positive = Field(description="steps between validations and between checkpoints")
+    keep_checkpoints: Positive = Field(description="the newest; the best is kept as well")
 
 
 class TeacherConfig(Section):
@@ -150,12 +150,12 @@ class TeacherConfig(Section):
     tries: Positive = Field(
         le=1000, description="episodes per question until one is accepted; if none is, the trace is synthesised"
     )
-    temperature: Annotated[Number, PartOf("teacher", "sft")] = Field(description="of its sampling")
+    temperature: Annotated[Number, PartOf("teacher", "sft")] = Field(description="sampling temperature")
     concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
     prompt_price: Annotated[Number, OPERATIONAL] = Field(
-        description="of a million prompt tokens, in the currency of the bill; 0 for both prices = no cost is shown"
+        description="per million prompt tokens, in your currency; with both prices 0 no cost is shown"
     )
-    completion_price: Annotated[Number, OPERATIONAL] = Field(description="of a million completion tokens")
+    completion_price: Annotated[Number, OPERATIONAL] = Field(description="per million completion tokens")
 
 
 class GrpoConfig(Section):
@@ -168,7 +168,7 @@ class GrpoConfig(Section):
     rollouts_per_question: int = Field(
         ge=2, description="episodes that GRPO compares; with 2, most groups have identical outcomes and teach nothing"
     )
-    temperature: PositiveNumber = Field(description="of the rollouts; validation is greedy")
+    temperature: PositiveNumber = Field(description="sampling temperature of the rollouts; validation is greedy")
     max_prompt_length: Positive = Field(
         description="tokens of the first prompt of a training row; a longer one is dropped by the trainer"
     )
@@ -182,7 +182,7 @@ class GrpoConfig(Section):
     micro_batch_size: Positive = Field(description="training rows per forward and backward pass")
     learning_rate: PositiveNumber = Field(description="constant")
     clip_low: Number = Field(description="the policy ratio is clipped to [1 - clip_low, 1 + clip_high]")
-    clip_high: Number = Field(description="likewise")
+    clip_high: Number = Field(description="see clip_low")
     entropy_coeff: Number = Field(description="weight of the entropy bonus")
     std_advantages: bool = Field(description="divide a group's advantages by the standard deviation of its rewards")
     loss_average: Literal["episode", "token", "constant"] = Field(
@@ -197,7 +197,7 @@ class GrpoConfig(Section):
     lora_rank: Count = Field(description="0 trains all weights")
     lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
     param_offload: bool = Field(description="weights wait in CPU memory while vLLM generates")
-    optimizer_offload: bool = Field(description="likewise the optimizer state")
+    optimizer_offload: bool = Field(description="the optimizer state waits there, too")
     gradient_checkpointing: bool = Field(description="recompute activations: less memory, slower")
     weight_bucket_mb: Positive = Field(description="must hold the largest tensor (the embedding, in fp32)")
     epochs: Positive = Field(le=1000, description="passes over the training questions")
@@ -227,13 +227,13 @@ class GrpoConfig(Section):
     )
     concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
     call_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
-        description="one request to the model; it is tried again three times"
+        description="for one request to the model, which is retried three times"
     )
     episode_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
         description="an episode that takes longer is lost, not wrong"
     )
     step_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
-        description="after that the rest of a step's episodes is lost"
+        description="then the remaining episodes of the step are lost"
     )
     gateway_url: Annotated[str | None, OPERATIONAL] = Field(
         pattern=ADDRESS,
@@ -244,14 +244,16 @@ class GrpoConfig(Section):
         description="Kubernetes Job of one episode, for Agent Lightning's own controller (stage2_grpo/kubernetes)"
     )
     sync_tolerance: Annotated[Number, OPERATIONAL] = Field(
-        description="mean |logprob| gap between rollout server and trainer on the probe text after each update"
+        description="largest mean |logprob| gap between rollout server and trainer on the probe text after an update"
     )
     reward_valid_call: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
-        description="dense terms; a correct answer gives 1.0 and their sum stays far below"
+        description="dense reward for valid calls; a correct answer gives 1.0, the dense rewards together less than 0.5"
     )
-    reward_executed: Annotated[Number, PartOf("grpo", "evaluation")] = Field(description="some query ran")
+    reward_executed: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
+        description="dense reward for a query that ran"
+    )
     reward_right_tables: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
-        description="overlap of the tables with the gold's"
+        description="dense reward for the overlap with the gold's tables"
     )
     binary_groups: bool = Field(
         description="groups that are all right or all wrong are excluded from the update, whatever their dense rewards"
@@ -308,18 +310,16 @@ class GateConfig(Section):
     questions: Count = Field(description="the first of the training split; 0 = no gate, as in the cpu profile")
     samples: Positive = Field(le=1000, description="episodes per question, at grpo.temperature")
     min_pass: Annotated[Share, OPERATIONAL] = Field(
-        description="pass@samples: questions with at least one right episode"
+        description="pass@samples: share of questions with at least one correct episode"
     )
     min_mixed: Annotated[Share, OPERATIONAL] = Field(
-        description="questions with right and wrong episodes, the only ones that GRPO learns from"
+        description="share of questions with correct and wrong episodes, the only ones that GRPO learns from"
     )
     min_tool_calls: Annotated[Share, OPERATIONAL] = Field(
-        description="episodes with a call that the stock Hermes grammar reads"
+        description="share of episodes with a call that the stock Hermes grammar reads"
     )
     min_turns: Annotated[Number, OPERATIONAL] = Field(description="mean turns of an episode")
-    flat_share: Share = Field(
-        description="of the training rows, at most, may be questions that the probe always or never solved"
-    )
+    flat_share: Share = Field(description="largest share of training questions that the probe always or never solved")
 
     @model_validator(mode="after")
     def _check_samples(self) -> Self:
@@ -356,27 +356,29 @@ class VllmConfig(Section):
     """The rollout and evaluation server."""
 
     tool_call_parser: Annotated[Literal["qwen25_coder", "hermes"], PartOf("grpo", "evaluation")] = Field(
-        description="or hermes"
+        description="vLLM's tool-call parser: qwen25_coder | hermes"
     )
     tensor_parallel: Positive = Field(description="GPUs per server")
     gpu_memory_utilization: Annotated[Share, OPERATIONAL] = Field(
         description="share of the GPU's memory for weights and KV cache"
     )
-    enforce_eager: bool = Field(description="no CUDA graphs, no compilation: a quick start")
+    enforce_eager: bool = Field(description="no CUDA graphs and no compilation: the server starts faster")
     max_model_len: Annotated[Positive, PartOf("grpo", "evaluation")] = Field(description="tokens of prompt and answer")
     max_num_seqs: Positive = Field(description="requests decoded together")
     num_gpu_blocks_override: Annotated[int | None, OPERATIONAL] = Field(
         gt=0, description="KV-cache blocks; null = what fits"
     )
-    cpu_kv_cache_gib: Annotated[Positive, OPERATIONAL] = Field(description="CPU only")
-    start_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(description="until the server must answer")
+    cpu_kv_cache_gib: Annotated[Positive, OPERATIONAL] = Field(description="GiB of KV cache; CPU only")
+    start_timeout_seconds: Annotated[Seconds, OPERATIONAL] = Field(
+        description="the server must answer within this time"
+    )
 
 
 class EvaluateConfig(Section):
     """Playing and judging the test questions."""
 
     questions: Annotated[Positive, OPERATIONAL] = Field(
-        description="at most, of the test split, the same ones for every model"
+        description="at most; of the test split, the same ones for every model"
     )
     samples: Positive = Field(
         le=1000,
@@ -384,7 +386,7 @@ class EvaluateConfig(Section):
     )
     concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
     temperature: Number = Field(description="0 = greedy")
-    bootstrap_samples: Positive = Field(description="for the 95 % intervals")
+    bootstrap_samples: Positive = Field(description="resamples for the 95 % intervals")
 
 
 class LoggingConfig(Section):

@@ -17,6 +17,7 @@ from shared.evaluation.judges.verdicts import compare_verdicts
 from shared.evaluation.run import Endpoint, check_subject, chosen_questions, evaluate_subject
 from shared.processes.owned_process import locked
 from shared.runs.manifest import question_file
+from shared.runs.output_paths import refuse_overwriting
 
 
 def main() -> None:
@@ -55,6 +56,7 @@ def main() -> None:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     name = args.name or (args.model.resolve().name if args.model else "endpoint")
     check_name("--name", name)
+    refuse_overwriting([run.evaluation(name)], filter(None, (args.questions, args.model, args.tokenizer)))
     if args.questions and not args.questions.read_bytes().strip():
         raise UserError(
             f"--questions {args.questions} holds no question; give the questions.jsonl that `python -m data import` "

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shared.sql.database import QueryResult
+from shared.sql.database import QueryResult, Rows
 
 _RELATIVE = 1e-6
 _ABSOLUTE = 1e-12  # what is left of 0.1 + 0.2 - 0.3
@@ -25,7 +25,7 @@ _MAX_CELLS = 20_000_000  # compared in the search for a column order; beyond tha
 
 Values = Sequence[Any]  # one column
 SameRows = Callable[[Sequence[Values], Sequence[Values]], bool]
-"""Do these columns, in matching order, hold equal multisets of rows?"""
+"""Do these columns of gold and prediction, in matching order, hold the same rows?"""
 
 
 def execution_match(gold: QueryResult, prediction: QueryResult, *, ordered: bool) -> bool:
@@ -34,48 +34,60 @@ def execution_match(gold: QueryResult, prediction: QueryResult, *, ordered: bool
         return False
     if not gold.rows or gold.rows == prediction.rows:
         return True
-    if len(gold.columns) != len(prediction.columns):
+
+    def same_rows(own: Sequence[Values], other: Sequence[Values]) -> bool:
+        if ordered:
+            return all(map(_same_sequence, own, other))
+        merged = [_with_close_numbers_merged(*pair) for pair in zip(own, other, strict=True)]
+        mine, theirs = (Counter(zip(*columns, strict=True)) for columns in zip(*merged, strict=True))
+        return mine == theirs
+
+    return column_order_exists(gold.rows, prediction.rows, same_rows)
+
+
+def column_order_exists(gold: Rows, prediction: Rows, same_rows: SameRows) -> bool:
+    """True when `same_rows` holds for some order of the prediction's columns. Both results have equally many rows, at least one."""
+    if len(gold[0]) != len(prediction[0]):
         return False
-    gold_columns, columns = (list(zip(*result.rows, strict=True)) for result in (gold, prediction))
-    if ordered:
-        fits = [[j for j, other in enumerate(columns) if _same_sequence(own, other)] for own in gold_columns]
-        return column_order_exists(gold_columns, columns, fits, lambda *_: True)
-    contents, other_contents = ([_contents(column) for column in each] for each in (gold_columns, columns))
-    fits = [[j for j, other in enumerate(other_contents) if _same_contents(own, other)] for own in contents]
-    return column_order_exists(gold_columns, columns, fits, _same_rows)
-
-
-def column_order_exists(
-    gold: Sequence[Values], prediction: Sequence[Values], fits: Sequence[Sequence[int]], same_rows: SameRows
-) -> bool:
-    """True when some order of the prediction's columns gives the gold's rows, whatever the order of these.
-
-    `fits` lists for each column of the gold those of the prediction that may stand for it, because they hold the same
-    values; so there is seldom a choice.
-    """
+    columns, others = (list(zip(*rows, strict=True)) for rows in (gold, prediction))
+    contents = [_contents(column) for column in others]
+    # Only columns that hold about the same values can stand for each other, so there is seldom a choice.
+    fits = [
+        [j for j, (numbers, rest) in enumerate(contents) if rest == own_rest and all(map(_close, own_numbers, numbers))]
+        for own_numbers, own_rest in map(_contents, columns)
+    ]
     cells_left = _MAX_CELLS
 
     def can_complete(chosen: list[int]) -> bool:
         """`chosen` are columns of the prediction for the gold's first ones; True when the others can be found too."""
         nonlocal cells_left
         place = len(chosen)
-        if place == len(gold):
+        if place == len(columns):
             return True
         tried: list[Values] = []
         for j in sorted(fits[place], key=place.__ne__):
-            if j in chosen or prediction[j] in tried:
+            if j in chosen or others[j] in tried:
                 continue
-            tried.append(prediction[j])
+            tried.append(others[j])
             longer = [*chosen, j]
-            if len(longer) == len(gold) or len(fits[place]) > 1:  # without a choice the whole rows decide later
-                cells_left -= len(longer) * len(gold[0])
-                if cells_left <= 0 or not same_rows(gold[: len(longer)], [prediction[k] for k in longer]):
+            if len(longer) == len(columns) or len(fits[place]) > 1:  # without a choice the whole rows decide later
+                cells_left -= len(longer) * len(gold)
+                if cells_left <= 0 or not same_rows(columns[: len(longer)], [others[k] for k in longer]):
                     continue
             if can_complete(longer):
                 return True
         return False
 
     return all(fits) and can_complete([])
+
+
+def _contents(column: Values) -> tuple[list[float], Counter[Any]]:
+    """The numbers of a column, sorted, and all else in it, counted.
+
+    Numbers paired in sorted order are close to each other if any pairing makes all of them close.
+    """
+    numbers = sorted(value for value in column if isinstance(value, (int, float)))
+    return numbers, Counter(value for value in column if not isinstance(value, (int, float)))
 
 
 def _close(x: Any, y: Any) -> bool:
@@ -91,32 +103,14 @@ def _same_sequence(gold: Values, prediction: Values) -> bool:
     return gold == prediction or (_is_loose(gold, prediction) and all(map(_close, gold, prediction)))
 
 
-def _contents(column: Values) -> tuple[list[float], Counter[Any]]:
-    """The numbers of a column, sorted, and all else in it, counted."""
-    numbers = sorted(value for value in column if isinstance(value, (int, float)))
-    return numbers, Counter(value for value in column if not isinstance(value, (int, float)))
-
-
-def _same_contents(gold: tuple[list[float], Counter[Any]], prediction: tuple[list[float], Counter[Any]]) -> bool:
-    """Could these columns hold equal multisets? Pairs in sorted order are close if any pairing makes all of them close."""
-    same_length = len(gold[0]) == len(prediction[0])
-    return same_length and gold[1] == prediction[1] and all(map(_close, gold[0], prediction[0]))
-
-
-def _same_rows(gold: Sequence[Values], prediction: Sequence[Values]) -> bool:
-    columns = [_with_close_numbers_merged(own, other) for own, other in zip(gold, prediction, strict=True)]
-    own, other = (Counter(zip(*each, strict=True)) for each in zip(*columns, strict=True))
-    return own == other
-
-
 def _with_close_numbers_merged(gold: Values, prediction: Values) -> tuple[Values, Values]:
-    """Both columns with numbers that count as equal replaced by the smallest of them."""
+    """Both columns, where one holds a float with one number in place of those that pair up in sorted order."""
     if not _is_loose(gold, prediction):
         return gold, prediction
     merged: dict[float, float] = {}
-    smallest = -math.inf
-    for number in sorted({value for value in (*gold, *prediction) if isinstance(value, (int, float))}):
-        if not _close(smallest, number):
-            smallest = number
-        merged[number] = smallest
+    highest = number = -math.inf
+    for own, other in zip(_contents(gold)[0], _contents(prediction)[0], strict=True):
+        number = own if min(own, other) > highest else number  # pairs that overlap count as one number
+        highest = max(own, other, highest)
+        merged[own] = merged[other] = number
     return [merged.get(value, value) for value in gold], [merged.get(value, value) for value in prediction]

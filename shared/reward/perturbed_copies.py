@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
-from shared.reward.sql_text import Value, compared_values
+from shared.reward.queries import Value, compared_values
 from shared.sql.database import quoted
 
 _SAMPLED_ROWS = 2_000  # of each table, as the source of values

@@ -16,26 +16,20 @@ Limit: a constant hidden in a subquery or behind an arbitrary condition is not r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
+
+from sqlglot import exp
 
 from shared.config.schema import GrpoConfig, SandboxConfig
 from shared.errors import UserError
 from shared.records import Episode, Question, Reward, StopReason
-from shared.reward.agreement import agrees_on_copies, open_copies
 from shared.reward.execution_match import execution_match
-from shared.reward.sql_text import gold_is_ordered, reads_data, tables_read
+from shared.reward.queries import Order, gold_is_ordered, order_of, reads_data, tables_read
 from shared.sql.database import Database, QueryResult, SqlError
 
 EMPTY_GOLD_REWARD = 0.5
 _GARBAGE = (None, "", "this is no SQL", "DROP TABLE x", "SELECT NULL", "SELECT 1; SELECT 2")
-
-
-@dataclass(frozen=True)
-class _Verdict:
-    correct: bool
-    lucky: bool
-    right_tables: float
 
 
 def judge(question: Question, episode: Episode, database: Database, grpo: GrpoConfig) -> Reward:
@@ -55,15 +49,15 @@ def judge(question: Question, episode: Episode, database: Database, grpo: GrpoCo
     valid_call = readable / attempted if attempted else 0.0
     executed = float(any(ok for call, ok in outcomes if call.name == "execute_sql"))
     try:
-        verdict = _verdict(database, state, question, episode.submitted_sql)
+        correct, lucky, right_tables = _verdict(database, state, question, episode.submitted_sql)
     except SqlError:
-        verdict = _Verdict(False, False, 0.0)
-    if verdict.correct:
+        correct, lucky, right_tables = False, False, 0.0
+    if correct:
         total = 1.0 if gold.rows else EMPTY_GOLD_REWARD
     else:
         total = grpo.reward_valid_call * valid_call + grpo.reward_executed * executed
-        total += grpo.reward_right_tables * verdict.right_tables
-    return Reward(verdict.correct, valid_call, executed, verdict.right_tables, total, verdict.lucky)
+        total += grpo.reward_right_tables * right_tables
+    return Reward(correct, valid_call, executed, right_tables, total, lucky)
 
 
 @lru_cache(maxsize=20_000)  # a gold is needed once per rollout
@@ -86,8 +80,11 @@ def gold_result(database: Database, state: int, sql: str) -> QueryResult:
 
 
 @lru_cache(maxsize=20_000)  # the episodes of a group often submit the same query
-def _verdict(database: Database, state: int, question: Question, submitted_sql: str | None) -> _Verdict:
-    """What a submission is worth on this state of the database. Raises SqlError if it cannot be run."""
+def _verdict(database: Database, state: int, question: Question, submitted_sql: str | None) -> tuple[bool, bool, float]:
+    """Is a submission correct, or right by luck only, and how well do its tables overlap with the gold's?
+
+    Raises SqlError if it cannot be run on this state of the database.
+    """
     if submitted_sql is None:
         raise SqlError("nothing was submitted")
     gold = gold_result(database, state, question.gold_sql)
@@ -99,7 +96,40 @@ def _verdict(database: Database, state: int, question: Question, submitted_sql: 
     same = fair and execution_match(gold, prediction, ordered=gold_is_ordered(question.gold_sql))
     copies = open_copies(question.copies, database.limits)
     lucky = same and not agrees_on_copies(question.gold_sql, submitted_sql, copies)
-    return _Verdict(same and not lucky, lucky, right_tables)
+    return same and not lucky, lucky, right_tables
+
+
+def agrees_on_copies(gold_sql: str, prediction_sql: str, copies: Sequence[Database]) -> bool:
+    """True unless some copy tells the queries apart by the house rule.
+
+    A copy on which the gold fails, or on which ties leave its answer open, says nothing.
+    """
+    for copy in copies:
+        order = order_of(gold_sql, copy)
+        if order is Order.OPEN:
+            continue
+        try:
+            gold = gold_result(copy, 0, gold_sql)  # nobody changes a copy
+        except UserError:
+            continue
+        try:
+            prediction = copy.execute(prediction_sql, copy.limits.max_compare_rows)
+        except SqlError:
+            return False
+        if not execution_match(gold, prediction, ordered=order is Order.GIVEN):
+            return False
+    return True
+
+
+@lru_cache(maxsize=512)  # one entry for each database of a run
+def open_copies(folder: str, limits: SandboxConfig) -> tuple[Database, ...]:
+    """The copies that shared/reward/perturbed_copies.py wrote into a folder; none for "". UserError if they are missing."""
+    if not folder:
+        return ()
+    copies = tuple(Database(path, limits) for path in sorted(Path(folder).glob("*.sqlite")))
+    if not copies:
+        raise UserError(f"There are no copies in {folder}; prepare the data of this run again.")
+    return copies
 
 
 def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxConfig) -> None:
@@ -115,7 +145,7 @@ def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxC
         gold = gold_result(database, database.path.stat().st_mtime_ns, question.gold_sql)
         worth: dict[str | None, float] = {question.gold_sql: 1.0 if gold.rows else EMPTY_GOLD_REWARD}
         if reads_data(question.gold_sql, database):
-            constants = [f"SELECT {', '.join(map(_literal, row))}" for row in gold.rows[:1]]
+            constants = [exp.select(*map(exp.convert, row)).sql("sqlite") for row in gold.rows[:1]]
             worth |= dict.fromkeys((*_GARBAGE, *constants), 0.0)
         for sql, reward in worth.items():
             total = judge(question, Episode(question.id, (), StopReason.ANSWERED, sql), database, grpo).total
@@ -125,11 +155,3 @@ def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxC
                     f"Question {question.id} gives {what} the reward {total:g} instead of {reward:g}; its gold may depend "
                     "on time or chance: correct it or remove the question."
                 )
-
-
-def _literal(value: object) -> str:
-    if isinstance(value, bytes):
-        return f"x'{value.hex()}'"
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return "NULL" if value is None else repr(value)

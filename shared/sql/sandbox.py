@@ -1,6 +1,6 @@
 """What SQL written by a model may do, and what stops it. Standard library only.
 
-The SQL runs in processes of its own (shared/sql/sandbox_worker.py), which shared/sql/sandbox_pool.py starts and reuses.
+The SQL runs in processes of its own, which shared/sql/sandbox_pool.py starts and reuses; `serve` is what they do.
 
 Threat model. The attacker writes SQL: a model under reinforcement learning that tries whatever pays, or a poisoned
 question. It must not change the user's file or create another one, read anything but that database, load code, hold up
@@ -28,17 +28,21 @@ library cannot set one, and the bindings of libseccomp on PyPI are no longer mai
 from __future__ import annotations
 
 import contextlib
+import marshal
 import re
+import resource
+import signal
 import sqlite3
 import sys
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import IO, Any
 
 MAX_SQL_LENGTH = 50_000  # characters
 MAX_OFFICIAL_SQL_LENGTH = 1_000_000  # SQLite's own default
 _KEPT_READERS = 24
 _BLOCK_ROWS = 32  # fetched before their bytes are counted
-_INSTRUCTIONS_PER_CHECK = 1_000  # of SQLite's virtual machine, between two looks at the clock
+_INSTRUCTIONS = 1_000  # of SQLite's virtual machine, between two looks at the clock
 _READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
 _FUNCTIONS = frozenset(
     """
@@ -67,9 +71,15 @@ _LIMITS = {
     sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH: 1_000,
 }
+_ALARM_AFTER_DEADLINE = 0.05  # seconds
+_MEMORY_BYTES = 192 << 20  # of address space beyond what the idle process has
+_OFFICIAL_MEMORY_BYTES = 1 << 30
+_SHORT_SECONDS = 0.01  # in which no query fills much memory
 _HEAP_LIMITS = ("hard_heap_limit", "soft_heap_limit")  # PRAGMAs that change the whole process and answer with a value
 _QUIET_SETTINGS = ("data_store_directory", "temp_store", "temp_store_directory", "writable_schema")  # answer nothing
 _CONCERNS_FILES = re.compile(r"\s*(ATTACH|VACUUM)\b", re.IGNORECASE)
+
+TIMEOUT = "The query was stopped after {:g} s; filter earlier or join on keys."
 
 Answer = tuple[Any, ...]  # ("rows", columns, rows, truncated), or a kind of failure and its message
 
@@ -95,10 +105,13 @@ def answer(uri: str, sql: str, seconds: float, file_state: tuple[int, ...], max_
     The connection serves later queries too, as long as `file_state`, which identifies a state of the file, is the same.
     """
     try:
-        connection = _reader(uri, file_state)
+        connection = _readers.pop((uri, file_state), None) or _open_reader(uri)
     except sqlite3.Error as error:
         return _failure(error, sql, seconds)
-    result = _run(connection, sql, seconds, time.monotonic() + seconds, max_rows, max_bytes)
+    while len(_readers) >= _KEPT_READERS:
+        _readers.pop(next(iter(_readers))).close()
+    _readers[uri, file_state] = connection
+    (result,) = _run(connection, (sql,), seconds, max_rows, max_bytes)
     return ("error", "The SQL holds no query; send one SELECT statement.") if result[:2] == ("rows", ()) else result
 
 
@@ -106,7 +119,6 @@ def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
     """The first name in double quotes that is no column, which SQLite would read as a text; None if there is none."""
     try:
         with contextlib.closing(_open_reader(uri)) as connection:
-            _set_deadline(connection, time.monotonic() + seconds)
             connection.setconfig(sqlite3.SQLITE_DBCONFIG_DQS_DML, False)
             connection.execute(f"EXPLAIN {sql}")
     except (sqlite3.Error, UnicodeError, MemoryError) as error:
@@ -121,19 +133,9 @@ def official(uri: str, statements: tuple[str, ...], seconds: float, decoding: st
     Together they have `seconds`. The list ends with the first failure. Anything beyond reading makes all of them run again
     on a private copy in memory; ATTACH and VACUUM, which concern files, count as done there.
     """
-    deadline = time.monotonic() + seconds
-
-    def results(connection: sqlite3.Connection, texts: tuple[str, ...]) -> list[Answer]:
-        answers: list[Answer] = []
-        for sql in texts:
-            answers.append(_run(connection, sql, seconds, deadline, sys.maxsize, max_bytes))
-            if answers[-1][0] != "rows":
-                break
-        return answers
-
     with contextlib.closing(connect(uri, decoding)) as connection:
         connection.set_authorizer(_authorize_reading)
-        answers = results(connection, statements)
+        answers = _run(connection, statements, seconds, sys.maxsize, max_bytes)
     if answers[-1][0] != "denied":
         return answers
     with contextlib.closing(connect(":memory:", decoding)) as copy:
@@ -144,22 +146,15 @@ def official(uri: str, statements: tuple[str, ...], seconds: float, decoding: st
             return [("too_large", f"No private copy to write to can be made ({error}).")]
         copy.isolation_level = "DEFERRED"  # Python's default, with which the evaluators run
         copy.set_authorizer(_authorize_private_copy)
-        return results(copy, tuple("" if _CONCERNS_FILES.match(sql) else sql for sql in statements))
+        done = tuple("" if _CONCERNS_FILES.match(sql) else sql for sql in statements)
+        return _run(copy, done, seconds, sys.maxsize, max_bytes)
 
 
 _readers: dict[tuple[str, tuple[int, ...]], sqlite3.Connection] = {}  # the least recently used first
 
 
-def _reader(uri: str, file_state: tuple[int, ...]) -> sqlite3.Connection:
-    """A connection that can only read, kept for later queries on the same state of the file."""
-    connection = _readers.pop((uri, file_state), None) or _open_reader(uri)
-    while len(_readers) >= _KEPT_READERS:
-        _readers.pop(next(iter(_readers))).close()
-    _readers[uri, file_state] = connection
-    return connection
-
-
 def _open_reader(uri: str) -> sqlite3.Connection:
+    """A connection that can only read."""
     connection = connect(uri)
     connection.execute("PRAGMA query_only=1")
     connection.execute("PRAGMA cache_size=-1000")  # KiB of pages
@@ -167,10 +162,6 @@ def _open_reader(uri: str) -> sqlite3.Connection:
         connection.setlimit(limit, value)
     connection.set_authorizer(_authorize_reading)
     return connection
-
-
-def _set_deadline(connection: sqlite3.Connection, deadline: float) -> None:
-    connection.set_progress_handler(lambda: time.monotonic() >= deadline, _INSTRUCTIONS_PER_CHECK)
 
 
 def _authorize_reading(action: int, _: str | None, function: str | None, *__: str | None) -> int:
@@ -188,25 +179,33 @@ def _authorize_private_copy(action: int, name: str | None, value: str | None, *_
 
 
 def _run(
-    connection: sqlite3.Connection, sql: str, seconds: float, deadline: float, max_rows: int, max_bytes: int
-) -> Answer:
-    """At most `max_rows` rows of a statement, whose cells have at most `max_bytes` together (a number counts 8)."""
-    if "\0" in sql or sql.encode("utf-8", "ignore").decode() != sql:  # half a character is left out of the bytes
-        return "error", "The SQL holds a character that SQLite cannot read; write plain text."
-    _set_deadline(connection, deadline)
-    rows: list[tuple[Any, ...]] = []
-    try:
-        with contextlib.closing(connection.execute(sql)) as cursor:
-            columns = tuple(column[0] for column in cursor.description or ())
-            while block := cursor.fetchmany(min(_BLOCK_ROWS, max_rows + 1 - len(rows))):
-                for row in block:
-                    max_bytes -= sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
-                    if len(rows) >= max_rows or max_bytes < 0:
-                        return "rows", columns, tuple(rows), True
-                    rows.append(row)
-        return "rows", columns, tuple(rows), False
-    except (MemoryError, UnicodeError, sqlite3.Error, sqlite3.Warning) as error:
-        return _failure(error, sql, seconds)
+    connection: sqlite3.Connection, statements: tuple[str, ...], seconds: float, max_rows: int, max_bytes: int
+) -> list[Answer]:
+    """Run statements until one fails. Of each at most `max_rows` rows, whose cells have at most `max_bytes` together.
+
+    A number counts 8 bytes.
+    """
+    deadline = time.monotonic() + seconds
+    connection.set_progress_handler(lambda: time.monotonic() >= deadline, _INSTRUCTIONS)
+    answers: list[Answer] = []
+    for sql in statements:
+        if "\0" in sql or sql.encode("utf-8", "ignore").decode() != sql:  # half a character is left out of the bytes
+            return [*answers, ("error", "The SQL holds a character that SQLite cannot read; write plain text.")]
+        rows: list[tuple[Any, ...]] = []
+        bytes_left, truncated = max_bytes, False
+        try:
+            with contextlib.closing(connection.execute(sql)) as cursor:
+                columns = tuple(column[0] for column in cursor.description or ())
+                while not truncated and (block := cursor.fetchmany(min(_BLOCK_ROWS, max_rows + 1 - len(rows)))):
+                    for row in block:
+                        bytes_left -= sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
+                        if truncated := len(rows) >= max_rows or bytes_left < 0:
+                            break
+                        rows.append(row)
+        except (MemoryError, UnicodeError, sqlite3.Error, sqlite3.Warning) as error:
+            return [*answers, _failure(error, sql, seconds)]
+        answers.append(("rows", columns, tuple(rows), truncated))
+    return answers
 
 
 def _failure(error: Exception, sql: str, seconds: float) -> Answer:
@@ -222,7 +221,7 @@ def _failure(error: Exception, sql: str, seconds: float) -> Answer:
     if code in _DAMAGE:
         return "damage", text
     if code == sqlite3.SQLITE_INTERRUPT:
-        return "timeout", timeout_message(seconds)
+        return "timeout", TIMEOUT.format(seconds)
     if "not authorized to use function" in text:
         return "denied", f"This is not allowed: {text}."
     if code == sqlite3.SQLITE_AUTH or text.startswith("not authorized"):
@@ -239,6 +238,62 @@ def _failure(error: Exception, sql: str, seconds: float) -> Answer:
     return "error", text
 
 
-def timeout_message(seconds: float) -> str:
-    """What a model is told when its query took longer than `seconds`."""
-    return f"The query was stopped after {seconds:g} s; filter earlier or join on keys."
+def send(stream: IO[bytes], value: Any) -> None:
+    """Write one plain value (tuples, texts, numbers, bytes, None) as its length and marshalled bytes."""
+    data = marshal.dumps(value)
+    stream.write(len(data).to_bytes(8) + data)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """Read what `send` wrote. Raises EOFError when the other side is gone."""
+    size = stream.read(8)
+    data = stream.read(int.from_bytes(size)) if len(size) == 8 else b""
+    if not data:
+        raise EOFError
+    return marshal.loads(data)
+
+
+def serve() -> None:
+    """Say that this process is ready, then answer requests from stdin on stdout until stdin ends.
+
+    Each answer comes with whether the process can take another request. The operating system limits its memory, its
+    files and, by an alarm, the time of a request.
+    """
+    requests: dict[str, tuple[Callable[..., Any], int]] = {
+        "answer": (answer, _MEMORY_BYTES),
+        "unknown_name": (unknown_name, _MEMORY_BYTES),
+        "official": (official, _OFFICIAL_MEMORY_BYTES),
+    }
+    idle = _mapped_bytes()
+    for kind, value in ((resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 32)):
+        _limit(kind, value)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    send(sys.stdout.buffer, "ready")
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            name, uri, sql, seconds, *rest = receive(sys.stdin.buffer)
+            started = time.monotonic()
+            work, memory = requests[name]
+            _limit(resource.RLIMIT_AS, idle + memory)
+            signal.setitimer(signal.ITIMER_REAL, seconds + _ALARM_AFTER_DEADLINE)
+            result = work(uri, sql, seconds, *rest)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            # A process that has grown would refuse the next query for its memory.
+            small = time.monotonic() < started + _SHORT_SECONDS or _mapped_bytes() < idle + _MEMORY_BYTES // 2
+            try:
+                send(sys.stdout.buffer, (result, small))
+            except MemoryError:
+                failure = "too_large", "The result needs too much memory; select fewer rows or shorter values."
+                send(sys.stdout.buffer, ([failure] if isinstance(result, list) else failure, False))
+
+
+def _limit(kind: int, value: int) -> None:
+    """Set a limit of this process, within what its parent allows it."""
+    hard = resource.getrlimit(kind)[1]
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+
+
+def _mapped_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()

@@ -1,4 +1,4 @@
-"""Runs SQL in sandbox processes (shared/sql/sandbox_worker.py), which are reused and end with this process.
+"""Runs SQL in sandbox processes (shared/sql/sandbox.py), which are reused and end with this process.
 
 Calls may come from any thread; each query has a process to itself. A query that cannot be stopped otherwise takes only
 its own process with it.
@@ -6,7 +6,6 @@ its own process with it.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import select
@@ -16,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shared.sql.sandbox import timeout_message
-from shared.sql.sandbox_worker import receive, send
+from shared.sql.sandbox import TIMEOUT, receive, send
 
 _START_SECONDS = 120.0  # for a start on a busy machine; no query's time
 _GRACE_SECONDS = 10.0  # a process that outlives its own alarm by more is killed
@@ -54,7 +52,7 @@ class _Worker:
 
     def __init__(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
-        program = f"import sys; sys.path.append({root!r}); from shared.sql.sandbox_worker import serve; serve()"
+        program = f"import sys; sys.path.append({root!r}); from shared.sql.sandbox import serve; serve()"
         # Libraries preloaded for vLLM would use up the sandbox's memory before it starts.
         variables = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         self.process = subprocess.Popen(
@@ -84,7 +82,7 @@ class _Worker:
         except (EOFError, TimeoutError, BrokenPipeError) as error:
             code = self.close()
             if isinstance(error, TimeoutError) or code == -signal.SIGALRM:
-                raise SqlError(timeout_message(seconds), "timeout") from None
+                raise SqlError(TIMEOUT.format(seconds), "timeout") from None
             if code < 0 and not isinstance(error, BrokenPipeError):
                 message = "The query used up the memory of the sandbox; select less at once."
                 raise SqlError(message, "too_large") from None
@@ -122,12 +120,6 @@ def _idle_worker() -> _Worker | None:
                 return worker
             worker.close()
     return None
-
-
-@atexit.register
-def _close_idle() -> None:
-    while worker := _idle_worker():
-        worker.close()
 
 
 os.register_at_fork(after_in_child=_idle.clear)  # the pipes belong to the parent

@@ -14,7 +14,7 @@ from shared.models.shape import read_shape, read_tensors
 from shared.models.tokenizer import Tokenizer
 from shared.records import Message, ToolCall
 from shared.reward.reward import self_test
-from shared.runs.manifest import read_manifest
+from shared.runs.manifest import read_manifest, read_object
 from shared.tool_calls import render_turn
 from stage2_grpo.inputs import total_steps
 from stage2_grpo.preflight.findings import Case
@@ -79,6 +79,14 @@ def check_template(case: Case) -> str:
             f"The template does not end a turn with the tokenizer's eos token {ending!r}, so the model may never stop; set "
             "eos_token in tokenizer_config.json to the template's end-of-turn token."
         )
+    ids = Tokenizer.from_folder(case.folder).encode(ending)
+    for file in ("config.json", "generation_config.json"):  # those of a base model often end a document, not a turn
+        named = read_object(case.folder / file).get("eos_token_id")
+        if named is not None and len(ids) == 1 and ids[0] not in (named if isinstance(named, list) else [named]):
+            raise Drawback(
+                f"{file} names the eos token id {named}, but turns end with {ending!r} ({ids[0]}), so what reads that file does not "
+                f"stop there; set its eos_token_id to {ids[0]}, or run stage 1 again."
+            )
     return f"{len(TOOLS)} tools and the question in the first prompt; calls in Hermes form; prompts only grow"
 
 

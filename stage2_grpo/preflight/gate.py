@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from shared.cli.command_line import carry_out, common_parser
@@ -54,11 +55,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = common_parser("python -m stage2_grpo gate", _DESCRIPTION)
     parser.add_argument("--model", type=Path, action="append", required=True, help="merged checkpoint; may be repeated")
     args = parser.parse_args(arguments)
-    carry_out(
-        args,
-        lambda config, run: plan(config, run, args.model),
-        lambda config, run: compare(config, run, args.model),
-    )
+    carry_out(args, partial(plan, models=args.model), partial(compare, models=args.model))
 
 
 def training_questions(config: Config, run: RunDirectory, model: Path, questions: Sequence[Question]) -> list[Question]:
@@ -84,33 +81,26 @@ def plan(config: Config, run: RunDirectory, models: Sequence[Path]) -> list[str]
         check_model_folder(model, "--model")
     if not config.gate.questions:
         raise UserError("The gate is off (gate.questions is 0); give it questions with --set gate.questions=32.")
-    return [
-        f"would probe {', '.join(map(str, models))} with {config.gate.questions} questions of {run.data / 'train.jsonl'}"
-    ]
+    named = ", ".join(map(str, models))
+    return [f"would probe {named} with {config.gate.questions} questions of {run.data / 'train.jsonl'}"]
 
 
 def compare(config: Config, run: RunDirectory, models: Sequence[Path]) -> Path:
-    """Probe several checkpoints on the same questions; prints them with their verdicts and returns the readiest.
+    """Probe checkpoints on the same questions, print their verdicts, return the ready one that solves most questions.
 
-    Raises UserError when not even that one is ready.
+    Among equals the one with most mixed questions. Raises UserError when none is ready.
     """
     plan(config, run, models)
     questions = list(read_questions(question_file(run, "train")))[: config.gate.questions]
     found = {model: probe(config, run, model, questions)[0] for model in models}
     for model, readiness in found.items():
         print(f"{readiness}  {model}\n    {shortfall(readiness, config.gate) or 'ready'}")
-    best = readiest(found, config.gate)
-    if shortfall(found[best], config.gate):
+    ready = {model: readiness for model, readiness in found.items() if not shortfall(readiness, config.gate)}
+    if not ready:
         raise UserError(f"None of the {len(found)} checkpoints is ready for GRPO; what each lacks stands above.")
+    best = max(ready, key=lambda model: (ready[model].pass_at_k, ready[model].mixed_share))
     print(f"SFT_MODEL_PATH={best}")
     return best
-
-
-def readiest(found: Mapping[Path, Readiness], gate: GateConfig) -> Path:
-    """The ready checkpoint that solves most questions at least once, then the one with most mixed questions."""
-    return max(
-        found, key=lambda model: (not shortfall(found[model], gate), found[model].pass_at_k, found[model].mixed_share)
-    )
 
 
 def probe_settings(config: Config) -> Config:
@@ -132,6 +122,7 @@ def probe(config: Config, run: RunDirectory, model: Path, questions: Sequence[Qu
     saved = read_object(folder / GATE_FILE)
     if saved.get("fingerprint") == mark:
         return Readiness(**saved["readiness"]), saved["solved"]
+    check_model_folder(model, "the probed model")
     begin_stage(folder, mark)  # keeps what an interrupted probe has played
     print(f"probing {model}: {len(questions)} training questions x {config.gate.samples} episodes", flush=True)
     play_model(model, questions, settings, folder)

@@ -34,7 +34,7 @@ _FORMS = {
     "<tool_call>": render_turn("", (_CALL,)),
     "fenced JSON": f"```json\n{json.dumps({'name': _CALL.name, 'arguments': _CALL.arguments})}\n```",
 }
-_EPISODE_SECONDS = 45.0
+_SECONDS = 45.0  # that the episode may take
 _TURNS = 3  # of the rehearsal episode: a call, its answer in the next prompt, and once more
 _REQUEST_SECONDS = 120.0
 _SET_UP = "install the project and the pinned vLLM again (`python run_pipeline.py setup`)"
@@ -54,12 +54,10 @@ def rehearse(case: Case) -> Iterator[Finding]:
             ):
                 yield Finding("server", "ok", "gateway, controller and vLLM have started")
                 yield from play(case, rollouts, trainer_model_name(case), endpoint)
-        except httpx.TimeoutException:
-            yield Finding(
-                "server", "warning", f"A request of a few dozen tokens took {_REQUEST_SECONDS:.0f} s; {_SLOW}."
-            )
         except (UserError, httpx.HTTPError) as problem:
             said = str(problem) or repr(problem)
+            if isinstance(problem, httpx.TimeoutException):
+                said = f"A request of a few dozen tokens took {_REQUEST_SECONDS:.0f} s; {_SLOW}."
             if "invalid tool call parser" in said:
                 said = f"vLLM knows no tool parser {config.vllm.tool_call_parser!r} and does not start; {_SET_UP}."
             yield Finding("parser" if _SET_UP in said else "server", "error", said)
@@ -96,22 +94,15 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
             form: http.post(path, json=request | {"structured_outputs": {"choice": [text]}})
             for form, text in forms.items()
         }
-        for answer in answers.values():
-            said = f"({answer.status_code}: {answer.text[:300]})"
-            if answer.status_code == 503:
-                yield Finding(
-                    "model name",
-                    "error",
-                    f"The gateway has no server under its own model name {said}, while the trainer registers {model!r}; move the checkpoint to a folder with a plain name.",
-                )
-                return
-            if not answer.is_success:
-                yield Finding(
-                    "server",
-                    "error",
-                    f"The rollout server refuses a chat completion with tools {said}; check vllm.tool_call_parser and vllm.max_model_len.",
-                )
-                return
+        if refused := [answer for answer in answers.values() if not answer.is_success]:
+            said = f"{model!r} ({refused[0].status_code}: {refused[0].text[:300]})"
+            yield Finding(
+                "model name" if refused[0].status_code == 503 else "server",
+                "error",
+                f"Gateway or server refuse a chat completion with tools for the trainer's model name {said}; move the checkpoint "
+                "to a folder with a plain name, and check vllm.tool_call_parser.",
+            )
+            return
         yield Finding("model name", "ok", f"the gateway found the server as {model}")
         bodies = {form: answer.json() for form, answer in answers.items()}
         yield from found("prompt", lambda: _prompt(case, bodies["<tool_call>"].get("prompt_token_ids") or []))
@@ -136,24 +127,20 @@ def _parser(config: Config, bodies: Mapping[str, dict[str, Any]]) -> str:
     for form, body in bodies.items():
         if len(body["choices"][0]["message"].get("tool_calls") or []) != 1:
             raise UserError(
-                f"With the parser {config.vllm.tool_call_parser} a call written as {form} came back as text, so no call would be "
-                "seen; {_SET_UP}."
+                f"With the parser {config.vllm.tool_call_parser} a call written as {form} came back as text, so no call would "
+                f"be seen; {_SET_UP}."
             )
     return f"{config.vllm.tool_call_parser} is registered in vLLM and reads {' and '.join(bodies)}"
 
 
 def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> str:
     """How the controller's own episode of the same rollout went."""
-    deadline, state, subject = (
-        time.monotonic() + _EPISODE_SECONDS,
-        "queuing",
-        f"The episode of question {case.train[0].id}",
-    )
+    subject, state, deadline = f"The episode of question {case.train[0].id}", "queuing", time.monotonic() + _SECONDS
     while state in ("queuing", "running") and time.monotonic() < deadline:
         time.sleep(0.25)
         state = http.get(f"/api/rollouts/{rollout_id}").json()["rollout"]["status"]["state"]
     if state in ("queuing", "running"):
-        raise Drawback(f"{subject} is still {state} after {_EPISODE_SECONDS:.0f} s; {_SLOW}.")
+        raise Drawback(f"{subject} is still {state} after {_SECONDS:.0f} s; {_SLOW}.")
     played = read_episodes(folder / "episodes.jsonl")
     reward = played[-1].reward if played else None
     if state != "succeeded" or not reward:
@@ -165,7 +152,5 @@ def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> s
         f"reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
     )
     if not summary.tool_calls:
-        raise Drawback(
-            f"{subject} made no tool call ({figures}), so there is nothing to learn from; train stage 1 longer."
-        )
+        raise Drawback(f"{subject} made no tool call ({figures}), and GRPO learns from calls; train stage 1 longer.")
     return figures

@@ -49,6 +49,7 @@ _TRIES = 2  # of an episode with an infrastructure failure
 _STOP_GRACE = 5.0  # seconds for the last reports after a stop
 _ALL = 1_000_000  # the gateway lists at most `limit` rollouts, oldest first
 _STOPPED = "the controller was stopped"
+_LEFT_BEHIND = "left behind by an earlier controller"
 _INFRASTRUCTURE = "infrastructure failure; see the log of the controller"
 
 
@@ -103,9 +104,12 @@ class PooledController:
                 while not self._stopping:
                     try:
                         if not connected:
-                            await self._fail_orphans()
+                            # Rollouts that nobody runs: left by a killed controller, or claimed in a lost answer.
+                            for rollout in await self._gateway.list("running", _ALL):
+                                if (lost := rollout["rollout_id"]) not in self._episodes:
+                                    await self._gateway.move(lost, state="failed", error_message=_LEFT_BEHIND)
                             places = self._concurrency
-                            log.info("controller ready: %s, up to %d episodes at a time", self._gateway.url, places)
+                            log.info("controller ready: %s, up to %d episodes at a time", self._gateway.address, places)
                         await self._claim_queued()
                         delay, connected = self._poll_seconds, True
                     except httpx.HTTPError as error:
@@ -119,12 +123,6 @@ class PooledController:
                         self._wake.clear()
             finally:
                 await self._shut_down()
-
-    async def _fail_orphans(self) -> None:
-        """End rollouts that nobody runs: left by a killed controller, or claimed in a request whose answer was lost."""
-        for rollout in await self._gateway.list("running", _ALL):
-            if (lost := rollout["rollout_id"]) not in self._episodes:
-                await self._gateway.move(lost, state="failed", error_message="left behind by an earlier controller")
 
     async def _claim_queued(self) -> None:
         free = self._concurrency - len(self._episodes)
@@ -169,7 +167,7 @@ class PooledController:
                 rollout_id=rollout_id,
                 input=rollout["input"],
                 is_train=rollout["is_train"],
-                openai_base_url=f"{self._gateway.url}/proxy/rollout/{rollout_id}/attempt/{number}/mode/{mode}/openai/v1",
+                openai_base_url=f"{self._gateway.address}/proxy/rollout/{rollout_id}/attempt/{number}/mode/{mode}/openai/v1",
                 key=self._key,
                 timeout_seconds=deadline - time.monotonic(),
                 last_try=number == _TRIES - 1,

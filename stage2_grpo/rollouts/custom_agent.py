@@ -37,17 +37,17 @@ from shared.records import Episode, Question, StopReason, ToolCall, Turn
 _ROLLOUT = re.compile(r"(.*)/proxy/rollout/([^/]+)/")
 
 
+@dataclass(frozen=True)
 class RecordingTools:
     """The three tools on the question's database; `run` may be called from any thread."""
 
-    def __init__(self, toolbox: Toolbox) -> None:
-        self._toolbox = toolbox
-        self.ran: list[tuple[ToolCall, Observation]] = []
+    toolbox: Toolbox = field(repr=False)
+    ran: list[tuple[ToolCall, Observation]] = field(default_factory=list)
 
     def run(self, name: str, arguments: dict[str, Any]) -> str:
         """Run one call and return the text for the model; its mistakes come back as "Error: ..."."""
         call = ToolCall(name, arguments)
-        observation = self._toolbox.run(call)
+        observation = self.toolbox.run(call)
         self.ran.append((call, observation))
         return observation.text
 
@@ -71,7 +71,7 @@ def load_agent(name: str) -> Agent:
     """The function that grpo.agent names; raises UserError when there is none."""
     module, _, function = name.partition(":")
     try:
-        agent = getattr(importlib.import_module(module), function)
+        agent: Agent = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise UserError(
             f"Setting grpo.agent is {name!r}, which cannot be loaded ({error}); write module:function, and install what the "

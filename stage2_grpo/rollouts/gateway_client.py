@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -20,35 +19,29 @@ LONGEST_BACK_OFF = 5.0  # seconds between tries while the gateway does not answe
 Rollout = dict[str, Any]  # as the gateway writes it: rollout_id, input, is_train, config, status
 
 
-class GatewayClient:
-    """An async context manager around one gateway; `first_delay` in seconds, doubled from try to try."""
+class GatewayClient(httpx.AsyncClient):
+    """An HTTP client of one gateway; `first_delay` in seconds, doubled from try to try."""
 
     def __init__(self, url: str, key: str, first_delay: float) -> None:
-        self.url = url.rstrip("/")
-        self._first_delay = first_delay
-        headers = {"Authorization": f"Bearer {key}"}
         # trust_env=False: the gateway is never behind a proxy of the environment
-        self._http = httpx.AsyncClient(base_url=self.url, headers=headers, timeout=30, trust_env=False)
-
-    async def __aenter__(self) -> GatewayClient:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._http.aclose()
+        headers = {"Authorization": f"Bearer {key}"}
+        super().__init__(base_url=url.rstrip("/"), headers=headers, timeout=30, trust_env=False)
+        self.address = url.rstrip("/")
+        self._first_delay = first_delay
 
     async def list(self, state: str, limit: int) -> list[Rollout]:
         """The oldest rollouts in a state. Raises HTTPError without an answer, UserError when the key is refused."""
-        response = await self._http.get("/api/rollouts", params={"state_in": state, "limit": limit})
+        response = await self.get("/api/rollouts", params={"state_in": state, "limit": limit})
         if response.status_code in (401, 403):
-            raise UserError(f"The gateway {self.url} refuses the key; give AGL_KEY the value the gateway started with.")
+            raise UserError(
+                f"The gateway {self.address} refuses the key; give AGL_KEY the value the gateway started with."
+            )
         rollouts: list[Rollout] = response.raise_for_status().json()
         return rollouts
 
     async def move(self, rollout_id: str, **status: str) -> httpx.Response:
         """Change the status of a rollout, in one try. Raises HTTPError without an answer."""
-        response = await self._http.patch(f"/api/rollouts/{rollout_id}", json={"status": status})
+        response = await self.patch(f"/api/rollouts/{rollout_id}", json={"status": status})
         return response.raise_for_status() if response.is_server_error else response
 
     async def report(self, method: str, path: str, body: dict[str, Any]) -> None:
@@ -56,7 +49,7 @@ class GatewayClient:
         delay = self._first_delay
         while True:
             try:
-                response = await self._http.request(method, f"/api/rollouts/{path}", json=body)
+                response = await self.request(method, f"/api/rollouts/{path}", json=body)
                 if not response.is_server_error:
                     break
             except httpx.HTTPError as error:

@@ -61,10 +61,9 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
     import torch
     from torch.utils.checkpoint import checkpoint
 
-    rows, positions = batch["input_ids"].unbind(), batch["position_ids"].unbind()
-    lengths = [len(row) for row in rows]
+    lengths = batch["input_ids"].offsets().diff().tolist()
     longest = max(lengths)
-    tokens, places = (torch.stack([_padded(row, longest) for row in part]) for part in (rows, positions))
+    tokens, places = (torch.nested.to_padded_tensor(batch[name], 0) for name in ("input_ids", "position_ids"))
     loss_mask = batch["loss_mask"]
     prompts = batch["attention_mask"].sum(-1) - batch["attention_mask"][:, -loss_mask.shape[-1] :].sum(-1)
     trained = torch.zeros_like(tokens, dtype=torch.bool)  # [row, token]: whether the next token is trained
@@ -80,17 +79,16 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
     ).logits
     row_of, column_of = trained[:, kept].nonzero(as_tuple=True)
     labels = tokens[row_of, kept[column_of] + 1]
-    temperature = torch.as_tensor(batch["temperature"], dtype=torch.float32, device=tokens.device).expand(len(rows))
+    temperature = torch.as_tensor(batch["temperature"], dtype=torch.float32, device=tokens.device).expand(len(lengths))
 
-    def figures(first: int) -> tuple[Any, Any]:
-        part = slice(first, first + _CHUNK)
-        chunk = logits[row_of[part], column_of[part]].float() / temperature[row_of[part], None]
-        all_log_probs = chunk.log_softmax(-1)
-        chosen = all_log_probs.gather(-1, labels[part, None])[:, 0]
+    def figures(logits: Any, labels: Any, temperature: Any) -> tuple[Any, Any]:
+        all_log_probs = (logits.float() / temperature[:, None]).log_softmax(-1)
         source = all_log_probs if train_entropy else all_log_probs.detach()
-        return chosen, -(source.exp() * source).sum(-1)
+        return all_log_probs.gather(-1, labels[:, None])[:, 0], -(source.exp() * source).sum(-1)
 
-    parts = [checkpoint(figures, first, use_reentrant=False) for first in range(0, len(labels), _CHUNK)]
+    needed = logits[0] if len(lengths) == 1 else logits[row_of, column_of]
+    chunks = zip(*(values.split(_CHUNK) for values in (needed, labels, temperature[row_of])), strict=True)
+    parts = [checkpoint(figures, *chunk, use_reentrant=False) for chunk in chunks]
     where, offsets = (row_of, kept[column_of]), batch["input_ids"].offsets()
     nested = []
     for values in zip(*parts, strict=True):
@@ -98,12 +96,6 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
         flat = torch.cat([whole[row, :length] for row, length in enumerate(lengths)])
         nested.append(torch.nested.nested_tensor_from_jagged(flat, offsets))
     return nested[0], nested[1]
-
-
-def _padded(row: Any, length: int) -> Any:
-    from torch.nn.functional import pad
-
-    return pad(row, (0, length - len(row)))
 
 
 def _without_flat_rows(module: Any, original: Any) -> Any:
@@ -129,7 +121,8 @@ def _rounded(module: Any, original: Any) -> Any:
 
     def get_per_tensor_param(self: Any, **options: Any) -> tuple[Any, Any]:
         if self._is_lora and not self.model_config.lora.get("merge", False):
-            return original(self, **options)  # adapter mode, which stage 2 does not use
+            weights, adapter = original(self, **options)  # adapter mode, which stage 2 does not use
+            return weights, adapter
         module.load_fsdp_model_to_gpu(self.module)
         merged = module.merged_lora_context(self.module, backup_adapters=True) if self._is_lora else nullcontext()
         with merged:

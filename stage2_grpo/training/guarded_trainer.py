@@ -57,7 +57,11 @@ def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
             rewarded = [rollout for rollout in completed_rollouts if rollout.final_reward is not None]
             if self.binary_groups:
                 rewards = [rollout.final_reward for rollout in rewarded]
-                gated = gate_on_outcome(rewards, [*map(_correct, rewarded)], [rollout.data_id for rollout in rewarded])
+                correct = []
+                for rollout in rewarded:
+                    verdicts = [event["data"] for event in rollout.events if event["event_type"] == "reward"]
+                    correct.append(verdicts[-1]["correct"])
+                gated = gate_on_outcome(rewards, correct, [rollout.data_id for rollout in rewarded])
                 rewarded = [
                     rollout.model_copy(update={"final_reward": reward})
                     for rollout, reward in zip(rewarded, gated, strict=True)
@@ -111,11 +115,6 @@ def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
             super()._save_checkpoint()
 
     return GuardedTrainer, RewardedOnlyAdapter
-
-
-def _correct(rollout: Any) -> bool:
-    """The verdict in the rollout's reward event (`reward_event`)."""
-    return bool([event["data"]["correct"] for event in rollout.events if event["event_type"] == "reward"][-1])
 
 
 def skip_epochs(dataloader: Any, steps: int) -> None:

@@ -17,13 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from peft import get_peft_model
 
 from shared.config.load import load_config
 from shared.runs.manifest import MODEL_CACHE
 from stage1_sft.base_model import BUILT_IN, resolve
 from stage1_sft.dataset import IGNORED
-from stage1_sft.train import adapter_loss, load_base, lora_config
+from stage1_sft.train import adapter_loss, load_model
 
 ROOT = Path(__file__).resolve().parents[2]
 PREFIX, SHORTEST, LONGEST, TRAINED_SHARE = 320, 400, 560, 0.3  # tokens, tokens, tokens, of the tokens after the prefix
@@ -44,7 +43,7 @@ def main() -> None:
     ids, labels, tokens = batch(args.batch)
     for name, attention in [("plain", "sdpa"), ("stage", None)]:
         if args.only in (None, name):
-            model = get_peft_model(load_base(base, config, attention), lora_config(config))
+            model = load_model(base, config, attention)
             loss = adapter_loss if name == "stage" else plain_loss
             seconds = measure(lambda model=model, loss=loss: loss(model, ids, labels).backward(), args.steps)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20

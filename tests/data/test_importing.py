@@ -303,3 +303,29 @@ def test_golds_in_another_dialect_are_translated(tmp_path: Path, capsys: pytest.
     assert Database(Path(question.database), CONFIG.sandbox).execute(question.gold_sql, 9).rows[0] == ("pet 0!",)
     with pytest.raises(UserError, match=r"--dialect tsqll is unknown; choose one of .*mysql"):
         importing.main([str(tmp_path / "questions.jsonl"), "--check", "--dialect", "tsqll"])
+
+
+@pytest.mark.parametrize("out", [".", "link"])
+def test_an_import_into_the_folder_of_its_source_changes_nothing(out: str, tmp_path: Path) -> None:
+    """The path of the database in the written layout is the user's own database here."""
+    mine = tmp_path / "mine"
+    path = database(mine / "database" / "pets" / "pets.sqlite")
+    (mine / "link").symlink_to(mine)
+    file = jsonl(mine, GOOD | {"my_own_notes": "irreplaceable"})
+    before = path.read_bytes(), file.read_text()
+    with pytest.raises(UserError, match=r"it would replace .*, which this command reads; choose another place"):
+        importing.main([str(file), "--out", str(mine / out)])
+    assert (path.read_bytes(), file.read_text(), path.is_symlink()) == (*before, False)
+    importing.main([str(file), "--out", str(mine / "imported")])
+    assert (mine / "imported" / "dev.json").exists()
+
+
+def test_an_import_replaces_no_file_that_it_did_not_write(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    file = jsonl(tmp_path, GOOD)
+    notes = tmp_path / "out" / "questions.jsonl"
+    notes.parent.mkdir()
+    notes.write_text("other questions")
+    with pytest.raises(UserError, match=r"questions\.jsonl exists already; choose another --out"):
+        importing.main([str(file), "--out", str(tmp_path / "out")])
+    assert [path.read_text() for path in notes.parent.iterdir()] == ["other questions"]

@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import UserError
 from shared.models.folder import adapter_base, check_model_folder
-from stage1_sft.base_model import BUILT_IN, planned_folder, resolve
+from stage1_sft.base_model import BUILT_IN, locate, resolve
 from tests.stage1_sft.examples import ROOT
 
 
@@ -59,7 +59,7 @@ def test_a_damaged_index_counts_as_missing_weights(tmp_path: Path, index: str) -
 
 @pytest.mark.parametrize("name", ["no_such_folder", "./no_such_folder"])
 def test_a_name_that_is_neither_folder_nor_hub_id_is_refused(tmp_path: Path, name: str) -> None:
-    for find in (resolve, planned_folder):
+    for find in (resolve, locate):
         with pytest.raises(UserError, match="neither a folder, nor a hub id"):
             find(name, tmp_path)
 
@@ -85,8 +85,8 @@ def test_a_folder_that_is_no_adapter_is_named_at_once(tmp_path: Path) -> None:
         adapter_base(tmp_path)
 
 
-def test_planning_touches_nothing(tmp_path: Path) -> None:
-    assert planned_folder(BUILT_IN, tmp_path / "cache") == str(tmp_path / "cache" / BUILT_IN)
-    assert planned_folder(str(tmp_path), tmp_path / "cache") == str(tmp_path)
-    assert "hub" in planned_folder("Org/Name", tmp_path / "cache")
+def test_locating_a_model_touches_nothing(tmp_path: Path) -> None:
+    assert locate(BUILT_IN, tmp_path / "cache") == tmp_path / "cache" / BUILT_IN
+    assert locate(str(tmp_path), tmp_path / "cache") == tmp_path
+    assert locate("Org/Name", tmp_path / "cache") is None
     assert list(tmp_path.iterdir()) == []

@@ -1,5 +1,6 @@
 """The stage as a command: what it says, skips, continues and refuses."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from shared.records import read_questions, write_jsonl
 from shared.runs.manifest import RunDirectory, read_manifest
 from stage1_sft import stage
 from tests.shared.examples import tokenizer_folder
-from tests.stage1_sft.examples import ROOT, questions, settings
+from tests.stage1_sft.examples import ROOT, questions, settings, with_gold
 from tests.tiny_model import save_tiny_model
 
 
@@ -56,16 +57,16 @@ def test_without_data_the_stage_says_how_to_prepare_it(tmp_path: Path) -> None:
 
 def test_other_settings_data_or_model_ask_for_a_new_training(tmp_path: Path) -> None:
     run = _run_with_data(tmp_path)
-    mark = stage._fingerprint(settings(), run)
-    assert stage._fingerprint(settings("vllm.max_num_seqs=3"), run) == mark
-    assert stage._fingerprint(settings("sft.learning_rate=0.5"), run) != mark
-    taught = stage._fingerprint(settings("teacher.endpoint=http://x/v1"), run)
+    mark = stage.stage_fingerprint(settings(), run)
+    assert stage.stage_fingerprint(settings("vllm.max_num_seqs=3"), run) == mark
+    assert stage.stage_fingerprint(settings("sft.learning_rate=0.5"), run) != mark
+    taught = stage.stage_fingerprint(settings("teacher.endpoint=http://x/v1"), run)
     assert taught != mark
-    assert stage._fingerprint(settings("teacher.endpoint=http://x/v1", "teacher.prompt_price=2.5"), run) == taught
-    assert stage._fingerprint(settings("model=Org/Name"), run) != mark
+    assert stage.stage_fingerprint(settings("teacher.endpoint=http://x/v1", "teacher.prompt_price=2.5"), run) == taught
+    assert stage.stage_fingerprint(settings("model=Org/Name"), run) != mark
     with (run.data / "val.jsonl").open("a") as stream:
         stream.write("\n")
-    assert stage._fingerprint(settings(), run) != mark
+    assert stage.stage_fingerprint(settings(), run) != mark
 
 
 def test_the_seed_orders_the_traces_not_the_file_of_questions(tmp_path: Path) -> None:
@@ -82,6 +83,27 @@ def test_the_seed_orders_the_traces_not_the_file_of_questions(tmp_path: Path) ->
     assert order(0) == first
     assert sorted(order(1)) == sorted(first)
     assert order(1) != first
+
+
+def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(tmp_path: Path) -> None:
+    run, rows = _run_with_data(tmp_path), questions(tmp_path / "runs")
+    rows[2] = with_gold(rows[2], "SELECT nothing FROM claims")
+    rows[3] = dataclasses.replace(rows[3], question="Ilu klientów?")
+    write_jsonl(run.data / "train.jsonl", rows[2:])
+    run.sft.mkdir()
+    _, _, counts = stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
+    assert counts["train"]["languages"] == {"English": 5, "unknown": 1}
+    assert stage.counts_line({**counts["train"], "too_long": 2}) == (
+        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than sft.max_length: 2; traces that "
+        "answer with bare values: 1, because their questions are in none of the languages in which answers are written "
+        "(English, German, French, Spanish, Italian, Portuguese, Dutch)"
+    )
+    assert stage.counts_line(counts["val"]) == "2 traces"
+    write_jsonl(run.data / "val.jsonl", rows[2:3])
+    shutil.rmtree(run.sft)
+    run.sft.mkdir()
+    with pytest.raises(UserError, match=r"gives a trace \(0 traces; questions that gave none: 1 \(gold fails: 1\)\)"):
+        stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
 
 
 @pytest.mark.slow

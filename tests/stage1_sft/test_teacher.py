@@ -238,7 +238,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path
             kept = rows
         assert asked.count(0) - len(kept) <= 2 * 3  # begun, not finished: what was under way at the two kills
         process = None
-        drawn = stage._drawn(train, config.seed)
+        drawn = stage.drawn(train, config.seed)
         traces, bill = teach(drawn, config, Tokenizer.from_folder(model), RunDirectory(tmp_path / "whole"))
     assert (bill["solved"], bill["episodes"], bill["rejected"]) == (6, 10, {"wrong": 4})
     assert json.loads((run.sft / "traces.counts.json").read_text())["teacher"] == bill

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 from shared.errors import UserError  # noqa: E402
 from stage1_sft.dataset import IGNORED  # noqa: E402
 from stage1_sft.shared_prefix import CPU_ATTENTION, token_loss  # noqa: E402
-from stage1_sft.train import LengthGroups, newest_checkpoint, train  # noqa: E402
+from stage1_sft.train import batch_order, newest_checkpoint, train  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 from tests.stage1_sft.training import examples, tiny_run  # noqa: E402
 
@@ -35,16 +35,16 @@ def _adapter(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_training_lowers_the_loss_and_keeps_the_best_checkpoint(tmp_path: Path, model: Path) -> None:
-    trained = tiny_run(model, tmp_path)
-    assert trained.figures["steps"] == 12
-    assert trained.figures["eval_loss"] < 6.0  # ln(500) = 6.2 for guessing
-    assert trained.adapter.parent == tmp_path / "checkpoints"
-    assert (trained.adapter / "adapter_model.safetensors").exists()
+    adapter, figures = tiny_run(model, tmp_path)
+    assert figures["steps"] == 12
+    assert figures["eval_loss"] < 6.0  # ln(500) = 6.2 for guessing
+    assert adapter.parent == tmp_path / "checkpoints"
+    assert (adapter / "adapter_model.safetensors").exists()
     assert "sft/eval_loss" in (tmp_path / "metrics.jsonl").read_text()
 
 
 def test_a_killed_training_continues_to_the_same_weights(tmp_path: Path, model: Path) -> None:
-    whole = tiny_run(model, tmp_path / "whole")
+    whole, whole_figures = tiny_run(model, tmp_path / "whole")
     folder = tmp_path / "killed"
     child = subprocess.Popen(
         [sys.executable, "-m", "tests.stage1_sft.training", str(model), str(folder)], cwd=ROOT, start_new_session=True
@@ -58,18 +58,18 @@ def test_a_killed_training_continues_to_the_same_weights(tmp_path: Path, model: 
     half_written = folder / "checkpoints" / "checkpoint-99"
     half_written.mkdir()
     (half_written / "adapter_model.safetensors").write_bytes(b"")
-    resumed = tiny_run(model, folder)
+    resumed, resumed_figures = tiny_run(model, folder)
     assert not half_written.exists()
-    assert resumed.adapter.name == whole.adapter.name
-    assert resumed.figures["eval_loss"] == whole.figures["eval_loss"]
-    expected = _adapter(whole.adapter)
-    assert all(torch.equal(value, expected[name]) for name, value in _adapter(resumed.adapter).items())
+    assert resumed.name == whole.name
+    assert resumed_figures["eval_loss"] == whole_figures["eval_loss"]
+    expected = _adapter(whole)
+    assert all(torch.equal(value, expected[name]) for name, value in _adapter(resumed).items())
 
 
 def test_a_finished_training_trains_no_more(tmp_path: Path, model: Path) -> None:
-    first = tiny_run(model, tmp_path)
-    again = tiny_run(model, tmp_path)
-    assert (again.adapter, again.figures["eval_loss"]) == (first.adapter, first.figures["eval_loss"])
+    adapter, figures = tiny_run(model, tmp_path)
+    again, figures_again = tiny_run(model, tmp_path)
+    assert (again, figures_again["eval_loss"]) == (adapter, figures["eval_loss"])
 
 
 def test_checkpoints_count_only_when_written_to_the_end(tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_the_gpu_profile_without_a_gpu_is_refused(tmp_path: Path, model: Path) -
 
 
 def test_gradient_checkpointing_trains_too(tmp_path: Path, model: Path) -> None:
-    trained = tiny_run(model, tmp_path, "sft.gradient_checkpointing=true", "sft.epochs=1")
-    assert trained.figures["eval_loss"] < 6.2
+    _, figures = tiny_run(model, tmp_path, "sft.gradient_checkpointing=true", "sft.epochs=1")
+    assert figures["eval_loss"] < 6.2
 
 
 @pytest.mark.parametrize("shared", [0, 40])
@@ -123,17 +123,12 @@ def _plain_loss(network: object, ids: torch.Tensor, labels: torch.Tensor) -> tor
     return network(input_ids=ids, labels=labels).loss  # type: ignore[operator]
 
 
-def test_batches_hold_like_lengths_and_every_example_once() -> None:
+def test_batches_hold_like_lengths_and_every_epoch_holds_every_example_once() -> None:
     lengths = [(7 * i) % 100 for i in range(101)]
-    sampler = LengthGroups(lengths, batch_size=4, seed=0)
-    order = list(sampler)
-    assert sorted(order) == list(range(101))
-    spreads = [max(batch) - min(batch) for batch in _lengths_of_batches(order, lengths)]
+    order = batch_order(lengths, batch_size=4, epochs=2, seed=0)
+    assert sorted(order) == sorted([*range(101), *range(101)])
+    spreads = [max(batch) - min(batch) for batch in itertools.batched((lengths[i] for i in order[:200]), 4)]
     assert sum(spreads) / len(spreads) < 20  # 60 in a random order
-    assert list(sampler) == order
-    sampler.set_epoch(1)
-    assert list(sampler) != order
-
-
-def _lengths_of_batches(order: list[int], lengths: list[int]) -> list[list[int]]:
-    return [[lengths[i] for i in batch] for batch in itertools.batched(order[:100], 4)]
+    assert batch_order(lengths, batch_size=4, epochs=2, seed=0) == order
+    assert len({*order[:100]}) == 100
+    assert order[100:200] != order[:100]

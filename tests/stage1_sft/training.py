@@ -5,13 +5,9 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stage1_sft.dataset import IGNORED, Example
 from tests.stage1_sft.examples import settings
-
-if TYPE_CHECKING:
-    from stage1_sft.train import Trained
 
 
 def examples(count: int, seed: int = 0) -> list[Example]:
@@ -24,7 +20,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
     return made
 
 
-def tiny_run(model: Path, folder: Path, *overrides: str) -> Trained:
+def tiny_run(model: Path, folder: Path, *overrides: str) -> tuple[Path, dict[str, float]]:
     """Twelve steps in two epochs on the CPU, a checkpoint every second one."""
     from stage1_sft.train import train
 

@@ -80,24 +80,18 @@ def spider_test_suite(
 
 def spider_match(gold: Rows, prediction: Rows, *, ordered: bool) -> bool:
     """Spider's comparison of two results."""
-    if not gold and not prediction:
-        return True
-    if len(gold) != len(prediction) or len(gold[0]) != len(prediction[0]):
-        return False
+    if len(gold) != len(prediction) or not gold:
+        return len(gold) == len(prediction)
     # Each row's cells sorted as text: 1 and 1.0 can end in different places, and then the rows differ.
     own, other = ([tuple(sorted(row, key=lambda x: f"{x}{type(x)}")) for row in rows] for rows in (gold, prediction))
     if own != other if ordered else set(own) != set(other):
         return False
-    own_columns, other_columns = (list(zip(*rows, strict=True)) for rows in (gold, prediction))
-    if ordered:
-        return Counter(own_columns) == Counter(other_columns)
-    counts = [Counter(column) for column in other_columns]
-    fits = [[j for j, count in enumerate(counts) if count == Counter(column)] for column in own_columns]
+    collect: type = list if ordered else Counter
 
     def same_rows(left: Sequence[Values], right: Sequence[Values]) -> bool:
-        return Counter(zip(*left, strict=True)) == Counter(zip(*right, strict=True))
+        return bool(collect(zip(*left, strict=True)) == collect(zip(*right, strict=True)))
 
-    return column_order_exists(own_columns, other_columns, fits, same_rows)
+    return column_order_exists(gold, prediction, same_rows)
 
 
 def first_statement_without_distinct(sql: str) -> str:

@@ -103,7 +103,6 @@ def test_a_pipe_that_breaks_elsewhere_is_a_bug() -> None:
         "shared.evaluation.analyse",
         "shared.evaluation",
         "shared.report",
-        "tests.bench.trace_yield",
     ],
 )
 def test_another_python_is_told_which_one_to_use(module: str) -> None:

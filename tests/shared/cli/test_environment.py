@@ -126,6 +126,13 @@ def test_a_python_that_only_seems_to_be_there_is_passed_over(tmp_path: Path) -> 
     assert environment.find_python([shim, other]) is None
 
 
+def test_for_a_gpu_only_a_python_with_its_headers_will_do(tmp_path: Path) -> None:
+    bare = executable(tmp_path / "bare", 'case "$2" in *Python.h*) exit 1;; esac; echo 3.12')
+    whole = executable(tmp_path / "whole", "echo 3.12")
+    assert environment.find_python([bare, whole]) == bare
+    assert environment.find_python([bare, whole], headers=True) == whole
+
+
 def test_pyenv_versions_are_candidates_newest_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("3.12.1", "3.12.10", "3.11.7"):
         executable(tmp_path / "versions" / version / "bin" / "python", "")

@@ -10,6 +10,7 @@ import pytest
 
 from shared.cli import machine
 from shared.cli.machine import CHECKS, Drawback, Gpu, Machine, Needs, read_gpus
+from shared.config.device import default_profile
 from shared.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -105,6 +106,22 @@ def test_the_limits_of_a_container_count(tmp_path: Path) -> None:
     for limit in ("memory.max", "cpu.max"):
         (tmp_path / "sys/fs/cgroup" / limit).write_text("max 100000\n" if limit == "cpu.max" else "max\n")
     assert machine.look(tmp_path).free_gib == 64.0
+
+
+def test_the_profile_follows_the_gpu_that_is_visible(tmp_path: Path) -> None:
+    """The driver in /proc is the host's; in WSL2 the device is another one."""
+
+    def planted(*files: str) -> str:
+        root = tmp_path / str(len(files)) / files[0].replace("/", "_")
+        for name in files:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).touch()
+        return default_profile(root)
+
+    assert planted("proc/driver/nvidia/version") == "cpu"
+    assert planted("dev/nvidiactl") == "gpu"
+    assert planted("dev/dxg") == "cpu"
+    assert planted("dev/dxg", "usr/lib/wsl/lib/libcuda.so.1") == "gpu"
 
 
 def test_the_oldest_driver_is_the_one_for_the_pinned_cuda() -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 from annotated_types import Ge, Gt
 
+from shared.config.__main__ import REFERENCE, reference, with_comments
 from shared.config.device import PROFILES
 from shared.config.load import load_config
 from shared.config.schema import Config
@@ -170,8 +171,11 @@ def test_every_number_has_a_lower_bound() -> None:
     assert not [name for name, field in numbers.items() if not any(isinstance(m, Gt | Ge) for m in field.metadata)]
 
 
-def test_every_setting_says_what_it_means() -> None:
+def test_comments_and_reference_say_what_the_models_say() -> None:
+    """Otherwise run `python -m shared.config`."""
     assert not [name for name, field in Config.settings() if not field.description]
+    assert PIPELINE.read_text() == with_comments(PIPELINE.read_text())
+    assert REFERENCE.read_text() == reference()
 
 
 def test_a_fingerprint_holds_what_shapes_the_result_of_a_stage_and_nothing_operational() -> None:

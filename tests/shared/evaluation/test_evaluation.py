@@ -208,6 +208,19 @@ def test_an_empty_question_file_is_named_as_what_it_is(tmp_path: Path, monkeypat
         evaluate_main()
 
 
+def test_questions_in_the_folder_that_would_be_written_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = tmp_path / "main" / "evaluations" / "x" / "questions.jsonl"
+    asked.parent.mkdir(parents=True)
+    asked.write_text("{}\n")
+    options = [f"--config={PIPELINE}", f"--set=runs_dir={tmp_path}", f"--questions={asked}", "--model=x", "--name=x"]
+    monkeypatch.setattr("sys.argv", ["evaluate", "--profile=cpu", "--run-name=main", *options])
+    with pytest.raises(UserError, match=r"would replace .*questions\.jsonl, which this command reads"):
+        evaluate_main()
+    assert asked.read_text() == "{}\n"
+
+
 def test_a_model_that_never_calls_a_tool_shows(questions: list[Question], config: Config, tmp_path: Path) -> None:
     summary = run(questions, config, tmp_path / "e", ScriptedModel(tiny_tokenizer(), "I do not know."))
     assert (summary.tool_call_rate, accuracy(summary)) == (0.0, 0.0)

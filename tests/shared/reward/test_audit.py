@@ -12,10 +12,9 @@ import pytest
 from shared.config.schema import SandboxConfig
 from shared.errors import UserError
 from shared.evaluation.judges.spider import spider_ex, spider_match
-from shared.reward.agreement import agrees_on_copies, open_copies
-from shared.reward.gold_checks import Order, order_of
 from shared.reward.perturbed_copies import make_copies
-from shared.reward.sql_text import compared_values
+from shared.reward.queries import Order, compared_values, order_of
+from shared.reward.reward import agrees_on_copies, open_copies
 from shared.sql.database import Database
 from tests.beside import REAL_DATA, needs_real_data
 from tests.shared.examples import LIMITS, insurance, insurance_file

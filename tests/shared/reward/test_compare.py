@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shared.config.schema import SandboxConfig
 from shared.reward.execution_match import execution_match
-from shared.reward.sql_text import gold_is_ordered
+from shared.reward.queries import gold_is_ordered
 from shared.sql.database import Database, QueryResult, SqlError
 from tests.beside import REAL_DATA, needs_real_data
 

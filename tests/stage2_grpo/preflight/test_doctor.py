@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 
 from shared.cli.machine import Gpu, Machine
+from shared.config.load import load_config
 from shared.errors import UserError
 from shared.models.folder import TEMPLATE_FILE
 from shared.records import write_jsonl
-from shared.runs.manifest import finish_stage
+from shared.runs.manifest import finish_stage, read_object, write_json
 from stage2_grpo.preflight import doctor, experiment, installation
 from stage2_grpo.preflight.findings import Case, Finding, found
 from tests.stage2_grpo.checkpoints import checkpoint_folder
@@ -63,6 +64,12 @@ def with_template(case: Case, change: Callable[[str], str]) -> Case:
     assert case.model
     file = case.model / TEMPLATE_FILE
     file.write_text(change(file.read_text()))
+    return case
+
+
+def with_eos(case: Case, file: str, ids: object) -> Case:
+    settings = read_object(case.folder / file)
+    write_json(case.folder / file, {**settings, "eos_token_id": ids})
     return case
 
 
@@ -127,6 +134,9 @@ FAULTS: dict[str, tuple[Callable[[Case], object], str, str]] = {
         lambda case: experiment.check_template(
             with_template(case, lambda text: text.replace("<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "\\n' }}\n    {%- elif message.role == 'tool'"))),
         "warning", "does not end a turn"),
+    "the eos token of a base model": (
+        lambda case: experiment.check_template(with_eos(case, "generation_config.json", [5, 7])),
+        "warning", r"generation_config\.json names the eos token id \[5, 7\]"),
     "a broken template": (
         lambda case: experiment.check_template(with_template(case, lambda text: text + "{% if %}")),
         "error", "cannot be compiled"),
@@ -182,6 +192,15 @@ def test_a_healthy_case_passes_every_check(case: Case) -> None:
     assert [f.what for f in findings if f.severity != "ok" and f.check not in here] == []
     of_gpus = {*doctor.machine.CHECKS, "gpu memory"} - {"memory"}
     assert {finding.check for finding in findings} == checks.keys() - of_gpus
+
+
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_the_shipped_lengths_hold_every_episode(profile: str) -> None:
+    """Qwen's template makes first prompts of about 425 tokens here, SmolLM2's of about 340."""
+    config = load_config(checkpoint_folder.ROOT / "pipeline.yaml", profile)
+    shortest = {"cpu": 330, "gpu": 400}[profile]
+    assert config.grpo.trajectory_response_length >= config.agent.context_tokens - shortest
+    assert config.grpo.max_prompt_length + config.grpo.trajectory_response_length >= config.agent.context_tokens
 
 
 def test_a_finding_says_how_long_it_took() -> None:

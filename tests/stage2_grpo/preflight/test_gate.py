@@ -18,7 +18,6 @@ from stage2_grpo.preflight.gate import (
     compare,
     plan,
     probe_settings,
-    readiest,
     readiness_of,
     shortfall,
     training_questions,
@@ -50,7 +49,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model folder without a tokenizer, which cannot be served."""
+    """A model folder without weights, which cannot be served."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     return tmp_path / "model"
@@ -128,14 +127,14 @@ def test_a_finished_probe_of_a_model_that_is_not_ready_stops_again(run: RunDirec
 def test_a_probe_of_something_else_is_played_again(run: RunDirectory, model: Path, change: str) -> None:
     asked = questions("a", "b")
     finished_probe(run, model, asked, a=[True, False], b=[True, False])
-    with pytest.raises(UserError, match=r"tokenizer"):
+    with pytest.raises(UserError, match=r"no complete weights"):
         training_questions(load_config(PIPELINE, "gpu", [change]), run, model, asked)
 
 
 def test_a_probe_of_another_model_is_played_again(run: RunDirectory, model: Path) -> None:
     finished_probe(run, model, questions("a"), a=[True, False])
     (model / "config.json").write_text("other")
-    with pytest.raises(UserError, match=r"tokenizer"):
+    with pytest.raises(UserError, match=r"no complete weights"):
         training_questions(CONFIG, run, model, questions("a"))
 
 
@@ -144,33 +143,31 @@ def test_without_the_gate_every_question_is_trained(run: RunDirectory, model: Pa
     assert training_questions(load_config(PIPELINE, "cpu"), run, model, asked) == asked
 
 
-def test_the_readiest_checkpoint_is_a_ready_one_that_solves_most_questions_then_mixes_most() -> None:
-    found = {
-        Path("not ready"): replace(READY, pass_at_k=0.9, tool_call_rate=0.5),
-        Path("often right"): replace(READY, pass_at_1=0.9, pass_at_k=0.7, mixed_share=0.3),
-        Path("mixes more"): replace(READY, pass_at_1=0.3, pass_at_k=0.7, mixed_share=0.6),
-        Path("solves less"): replace(READY, pass_at_k=0.6, mixed_share=0.6),
-    }
-    assert readiest(found, CONFIG.gate) == Path("mixes more")
-
-
-def compared(run: RunDirectory, *tool_call_rates: float) -> Path:
-    """The result of comparing checkpoints with finished probes that differ in these figures."""
+def compared(run: RunDirectory, *changes: dict[str, float]) -> Path:
+    """The result of comparing checkpoints whose finished probes differ from a ready one in these figures."""
     asked, models = questions("q"), []
     run.data.mkdir(parents=True)
     write_jsonl(run.data / "train.jsonl", asked)
-    for place, rate in enumerate(tool_call_rates):
+    for place, change in enumerate(changes):
         model = run.path / str(place)
         model.mkdir()
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
             (model / name).write_text(json.dumps(place))
-        finished_probe(run, model, asked, replace(READY, tool_call_rate=rate), q=[True, False])
+        finished_probe(run, model, asked, replace(READY, **change), q=[True, False])  # type: ignore[arg-type]
         models.append(model)
     return compare(CONFIG, run, models)
 
 
+def test_the_best_checkpoint_is_a_ready_one_that_solves_most_questions_then_mixes_most(run: RunDirectory) -> None:
+    not_ready = {"pass_at_k": 0.9, "tool_call_rate": 0.5}
+    often_right = {"pass_at_1": 0.9, "pass_at_k": 0.7, "mixed_share": 0.3}
+    mixes_more = {"pass_at_1": 0.3, "pass_at_k": 0.7, "mixed_share": 0.6}
+    solves_less = {"pass_at_k": 0.6, "mixed_share": 0.6}
+    assert compared(run, not_ready, often_right, mixes_more, solves_less) == run.path / "2"
+
+
 def test_compared_checkpoints_get_their_verdicts(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compared(run, 0.2, 1.0) == run.path / "1"
+    assert compared(run, {"tool_call_rate": 0.2}, {}) == run.path / "1"
     printed = capsys.readouterr().out
     assert "only 20.0% of its episodes call a tool" in printed
     assert "\n    ready\n" in printed
@@ -189,4 +186,4 @@ def test_a_comparison_of_nothing_is_refused_in_its_dry_run_too(run: RunDirectory
 
 def test_a_comparison_without_a_ready_checkpoint_fails(run: RunDirectory) -> None:
     with pytest.raises(UserError, match="None of the 2 checkpoints is ready for GRPO"):
-        compared(run, 0.2, 0.3)
+        compared(run, {"tool_call_rate": 0.2}, {"tool_call_rate": 0.3})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shared.records import write_jsonl
-from stage1_sft.formats import export
+from stage1_sft.convert import convert
 from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
 from tests.shared.examples import tiny_tokenizer
@@ -36,7 +36,7 @@ def arguments(messages: list[Any]) -> list[Any]:
 
 
 def test_trl_gets_messages_with_argument_objects_and_tools_as_json_text(traces: list[Trace]) -> None:
-    rows = list(export(traces, "trl"))
+    rows = list(convert(traces, "trl"))
     assert 0 < len(rows) == len(plain(traces)) < len(traces)
     for row, trace in zip(rows, plain(traces), strict=True):
         assert set(row) == {"messages", "tools"}
@@ -46,7 +46,7 @@ def test_trl_gets_messages_with_argument_objects_and_tools_as_json_text(traces: 
 
 
 def test_axolotl_gets_every_trace_with_a_mark_for_each_turn(traces: list[Trace]) -> None:
-    rows = list(export(traces, "axolotl"))
+    rows = list(convert(traces, "axolotl"))
     assert len(rows) == len(traces)
     for row, trace in zip(rows, traces, strict=True):
         assert [message["train"] for message in row["messages"]] == trace["trained"]
@@ -55,7 +55,7 @@ def test_axolotl_gets_every_trace_with_a_mark_for_each_turn(traces: list[Trace])
 
 
 def test_llama_factory_gets_turns_that_alternate(traces: list[Trace]) -> None:
-    rows = list(export(traces, "llama-factory"))
+    rows = list(convert(traces, "llama-factory"))
     assert len(rows) == len(plain(traces))
     joined = 0
     for row in rows:
@@ -75,7 +75,7 @@ def test_llama_factory_gets_turns_that_alternate(traces: list[Trace]) -> None:
 
 def test_the_command_writes_a_file_once_and_says_what_stays_out(traces: list[Trace], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "traces.jsonl", traces)
-    command = [sys.executable, "-m", "stage1_sft", "export", str(tmp_path / "traces.jsonl"), "--to", "trl"]
+    command = [sys.executable, "-m", "stage1_sft", "convert", str(tmp_path / "traces.jsonl"), "--to", "trl"]
     command += ["--out", str(tmp_path / "out" / "trl.jsonl")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -83,3 +83,11 @@ def test_the_command_writes_a_file_once_and_says_what_stays_out(traces: list[Tra
     assert "that trl cannot leave untrained" in done.stdout
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (again.returncode, "already exists" in again.stderr) == (2, True)
+
+
+def test_the_old_name_of_the_command_names_the_new_one() -> None:
+    done = subprocess.run([sys.executable, "-m", "stage1_sft", "export", "x"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: `python -m stage1_sft export` is now `python -m stage1_sft convert`, with the same options.\n"
+    )

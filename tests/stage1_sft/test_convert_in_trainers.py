@@ -1,4 +1,4 @@
-"""Exported traces in the trainers themselves: the text they train is ours, and so is what they learn of it.
+"""Converted traces in the trainers themselves: the text they train is ours, and so is what they learn of it.
 
 Traces that show a mistake stay out for TRL and LLaMA-Factory, which cannot leave out single turns. TRL belongs to the environment;
 LLaMA-Factory and Axolotl are tried where they are importable, as versions 0.9.5 and 0.19.0 were.
@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shared.records import write_jsonl
-from stage1_sft.formats import export
+from stage1_sft.convert import convert
 from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
 from tests.shared.examples import tiny_tokenizer
@@ -48,11 +48,11 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def exported(traces: list[Trace], name: str, folder: Path) -> Any:
+def written(traces: list[Trace], name: str, folder: Path) -> Any:
     """The traces in a file of the format `name`, read as trainers read it."""
     datasets = pytest.importorskip("datasets")
     file = folder / f"{name}.jsonl"
-    write_jsonl(file, export(traces, name))
+    write_jsonl(file, convert(traces, name))
     return datasets.load_dataset("json", data_files=str(file), split="train", cache_dir=str(folder / "cache"))
 
 
@@ -70,7 +70,7 @@ def test_trl_trains_on_our_text(assistant_only: bool, traces: list[Trace], qwen:
     options: dict[str, Any] = {"max_length": None, "report_to": "none", "use_cpu": True, "bf16": False, "max_steps": 2,
                                "per_device_train_batch_size": 2, "save_strategy": "no"}  # fmt: skip
     config = SFTConfig(str(tmp_path / "out"), assistant_only_loss=assistant_only, **options)
-    trainer = SFTTrainer(str(qwen), args=config, train_dataset=exported(traces, "trl", tmp_path))
+    trainer = SFTTrainer(str(qwen), args=config, train_dataset=written(traces, "trl", tmp_path))
     tokenizer = trainer.processing_class
     newline = tokenizer("\n").input_ids[0]
     assert len(trainer.train_dataset) == len(whole(traces))
@@ -96,7 +96,7 @@ def test_llama_factory_trains_on_our_text(
 
     from stage1_sft.dataset import encode
 
-    exported(traces, "llama-factory", tmp_path)
+    written(traces, "llama-factory", tmp_path)
     columns = {"messages": "conversations", "system": "system", "tools": "tools"}
     info = {"traces": {"file_name": "llama-factory.jsonl", "formatting": "sharegpt", "columns": columns}}
     (tmp_path / "dataset_info.json").write_text(json.dumps(info))
@@ -132,7 +132,7 @@ def test_axolotl_trains_on_our_text_and_leaves_out_the_mistakes(
 
     from stage1_sft.dataset import encode
 
-    exported(traces, "axolotl", tmp_path)
+    written(traces, "axolotl", tmp_path)
     fields = {"field_messages": "messages", "field_tools": "tools", "message_field_training": "train"}
     source = {"path": str(tmp_path / "axolotl.jsonl"), "ds_type": "json", "type": "chat_template", **fields}
     limits = {"sequence_len": 4096, "dataset_num_proc": 1, "num_epochs": 1, "batch_size": 1, "val_set_size": 0}

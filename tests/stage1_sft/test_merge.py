@@ -1,5 +1,6 @@
 """Merging a real adapter of a tiny model: what is saved decides as the adapter does, or nothing is saved."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -13,8 +14,7 @@ pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
 from shared.models.folder import TEMPLATE_FILE, check_model_folder, publish, tool_template  # noqa: E402
-from stage1_sft import export  # noqa: E402
-from stage1_sft.export import merge  # noqa: E402
+from stage1_sft.merge import check_weights, merge  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
 
@@ -57,6 +57,19 @@ def test_a_merged_folder_is_whole_and_keeps_dtype_tokenizer_and_template(tmp_pat
     assert not (tmp_path / "merged.partial").exists()
 
 
+@pytest.mark.parametrize("known", [0, [0, 3]], ids=["one", "several"])
+def test_a_merged_base_model_stops_at_the_end_of_a_turn(tmp_path: Path, base: Path, known: int | list[int]) -> None:
+    """The configuration of a base model names the end of a document."""
+    from transformers import AutoTokenizer
+
+    other, turn_end = Path(shutil.copytree(base, tmp_path / "other")), AutoTokenizer.from_pretrained(base).eos_token_id
+    for name in ("config.json", "generation_config.json"):
+        (other / name).write_text(json.dumps(json.loads((base / name).read_text()) | {"eos_token_id": known}))
+    merge(other, _save_adapter(base, tmp_path / "adapter", 0.5), tmp_path / "merged")
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "merged" / name).read_text())["eos_token_id"] == turn_end
+
+
 def test_an_adapter_that_changes_nothing_is_refused(tmp_path: Path, base: Path) -> None:
     with pytest.raises(UserError, match="changed no weight"):
         merge(base, _save_adapter(base, tmp_path / "adapter", 0.0), tmp_path / "merged")
@@ -78,7 +91,7 @@ def test_a_merge_that_decides_otherwise_is_refused(tmp_path: Path, base: Path, m
 def test_weights_that_read_back_differently_are_refused(tmp_path: Path) -> None:
     one, two = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 1.5])}
     with pytest.raises(UserError, match="read back differently"):
-        export._check_weights(two, one, one, tmp_path)
+        check_weights(two, one, one, tmp_path)
 
 
 def test_a_failure_while_publishing_leaves_the_old_folder(tmp_path: Path) -> None:

@@ -9,26 +9,25 @@ template and generation config. Three things must hold, or nothing is left behin
 3. the weights differ from the base's.
 
 Rounding to bfloat16 itself moves logits, and where two tokens are rated almost alike it changes the choice. That is no
-fault of the merge, so it does not fail it unless it is frequent; how often it happened is among the figures.
+fault of the merge and fails it only when it is frequent; how often it happened is among the figures.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from shared.agent.prompts import TOOLS, opening_messages
 from shared.errors import UserError
 from shared.models.folder import check_model_folder, publish
 from shared.records import Message
-from stage1_sft.dataset import prompt_text
+from stage1_sft.dataset import render
 
 PROBES: list[list[Message]] = [
     opening_messages(question) for question in ("How many customers are there?", "Which ward has the most beds?")
@@ -36,15 +35,11 @@ PROBES: list[list[Message]] = [
 _NEW_TOKENS = 32  # greedy tokens compared for each prompt
 _TIE = 0.01  # logits; float32 sums in another order differ by less than a thousandth
 _MIN_SAME_ROUNDED = 0.8  # of the greedy choices, with the rounded weights
+_GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None, "repetition_penalty": 1.0}
 
-
-@dataclass(frozen=True)
-class Written:
-    """What the adapter model wrote after one prompt."""
-
-    ids: torch.Tensor  # prompt and answer, shape (1, tokens)
-    prompt_tokens: int
-    logits: torch.Tensor  # of each answer token, shape (answer tokens, vocabulary)
+Weights = Mapping[str, torch.Tensor]
+Written = tuple[torch.Tensor, torch.Tensor]
+"""Token ids of a prompt and its answer, shape (1, tokens), and the logits of each answer token, (answer, vocabulary)."""
 
 
 def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Message]] = ()) -> dict[str, float]:
@@ -58,65 +53,62 @@ def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Messag
     start = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     before = {name: value.clone() for name, value in start.state_dict().items()}
     adapted = PeftModel.from_pretrained(start, adapter).to(device)
-    written = [_write(adapted, tokenizer, messages) for messages in [*PROBES, *prompts]]
+    written: list[Written] = []
+    for messages in [*PROBES, *prompts]:
+        text = render(messages, TOOLS, tokenizer, prompt=True)
+        prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"].to(device)
+        ids = adapted.generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=_NEW_TOKENS,
+            pad_token_id=tokenizer.pad_token_id,
+            **_GREEDY,
+        )
+        written.append((ids, _answer_logits(adapted, ids, ids.shape[1] - prompt.shape[1])))
     merged = adapted.merge_and_unload(safe_merge=True)
-    exact = _same_choices(merged, written, tie=_TIE)
+    exact = _share_of_same_choices(merged, written, tie=_TIE)
     if exact < 1.0:
-        raise UserError(f"The model merged from {adapter} does not choose the adapter's tokens ({exact:.1%} equal), so "
-                        "it is not kept; does the adapter belong to this base model?")  # fmt: skip
+        raise UserError(
+            f"The model merged from {adapter} does not choose the adapter's tokens ({exact:.1%} equal), so it is not kept; "
+            "does the adapter belong to this base model?"
+        )
+    settings = json.loads((base / "config.json").read_text(encoding="utf-8"))
+    dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
     with publish(target) as partial:
-        rounded = merged.to("cpu", _dtype_of(base))
+        rounded = merged.to("cpu", getattr(torch, dtype))
+        for ends in (rounded.config, rounded.generation_config):  # a base model's end a document, not a turn
+            known = ends.eos_token_id if isinstance(ends.eos_token_id, list) else [ends.eos_token_id]
+            if tokenizer.eos_token_id not in known:
+                ends.eos_token_id = tokenizer.eos_token_id
         rounded.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         check_model_folder(partial, "the merged model")
         saved = AutoModelForCausalLM.from_pretrained(partial, dtype="auto")
-        change = _check_weights(saved.state_dict(), rounded.state_dict(), before, adapter)
-        same = _same_choices(saved.float().to(device), written, tie=0.0)
+        change = check_weights(saved.state_dict(), rounded.state_dict(), before, adapter)
+        same = _share_of_same_choices(saved.float().to(device), written, tie=0.0)
         if same < _MIN_SAME_ROUNDED:
-            raise UserError(f"Rounding the model merged from {adapter} to {_dtype_of(base)} changes {1 - same:.0%} of its "
-                            "choices, so it is not kept; train with a lower sft.learning_rate.")  # fmt: skip
+            raise UserError(
+                f"Rounding the model merged from {adapter} to {dtype} changes {1 - same:.0%} of its choices, so it is not "
+                "kept; train with a lower sft.learning_rate."
+            )
     return {"largest_weight_change": round(change, 6), "greedy_same_merged": exact, "greedy_same_saved": round(same, 4)}
 
 
-def _dtype_of(folder: Path) -> torch.dtype:
-    settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    name = settings.get("dtype") or settings.get("torch_dtype") or "float32"
-    dtype = getattr(torch, str(name))
-    assert isinstance(dtype, torch.dtype)
-    return dtype
-
-
-def _write(model: PeftModel, tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> Written:
-    text = prompt_text(messages, TOOLS, tokenizer)
-    prompt = tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"].to(model.device)
-    ids = model.generate(
-        input_ids=prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=_NEW_TOKENS, do_sample=False,
-        temperature=None, top_p=None, top_k=None, repetition_penalty=1.0, pad_token_id=tokenizer.pad_token_id,
-    )  # fmt: skip
-    return Written(ids, prompt.shape[1], _answer_logits(model, ids, prompt.shape[1]))
-
-
 @torch.inference_mode()
-def _answer_logits(model: Any, ids: torch.Tensor, prompt_tokens: int) -> torch.Tensor:
-    return model(input_ids=ids).logits[0, prompt_tokens - 1 : -1].float().cpu()
+def _answer_logits(model: Any, ids: torch.Tensor, answer_tokens: int) -> torch.Tensor:
+    return model(input_ids=ids).logits[0, -answer_tokens - 1 : -1].float().cpu()
 
 
-def _same_choices(model: Any, written: Sequence[Written], *, tie: float) -> float:
+def _share_of_same_choices(model: Any, written: Sequence[Written], *, tie: float) -> float:
     """Share of the written tokens at which `model` prefers the same one, or one at most `tie` logits below it."""
     same: list[bool] = []
-    for text in written:
-        best = text.logits.max(-1).values
-        chosen = _answer_logits(model, text.ids, text.prompt_tokens).argmax(-1)
-        same += (best - text.logits.gather(-1, chosen[:, None])[:, 0] <= tie).tolist()
+    for ids, logits in written:
+        chosen = _answer_logits(model, ids, len(logits)).argmax(-1)
+        same += (logits.max(-1).values - logits.gather(-1, chosen[:, None])[:, 0] <= tie).tolist()
     return sum(same) / len(same)
 
 
-def _check_weights(
-    saved: Mapping[str, torch.Tensor],
-    rounded: Mapping[str, torch.Tensor],
-    before: Mapping[str, torch.Tensor],
-    adapter: Path,
-) -> float:
+def check_weights(saved: Weights, rounded: Weights, before: Weights, adapter: Path) -> float:
     """The largest absolute change from the base; raises UserError when it is 0 or the folder holds other weights."""
     if any(not torch.equal(value, rounded[name]) for name, value in saved.items()):
         raise UserError(f"The weights saved for {adapter} read back differently; check the disk and merge again.")

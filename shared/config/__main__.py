@@ -1,0 +1,100 @@
+"""Writes docs/settings.md and the comments of pipeline.yaml from the models in shared/config/schema.py."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from shared.config.load import SHIPPED, load_config
+from shared.config.schema import Config, PartOf, Section
+
+REFERENCE = SHIPPED.parent / "docs" / "settings.md"
+_HEAD = """# Settings
+
+<!-- Written by `python -m shared.config` from shared/config/schema.py and pipeline.yaml; edit those. -->
+
+Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu` or `cpu`), then
+`--set section.key=value`. A dash under `cpu` means that the profile does not change the value. **Redoes** names the stages
+that run again when the setting changes; a setting without any affects how a stage works, not its result.
+"""
+_TABLE = "| Setting | gpu | cpu | Allowed | Meaning | Redoes |\n|---|---|---|---|---|---|"
+
+
+def main() -> None:
+    """Write both files."""
+    argparse.ArgumentParser(prog="python -m shared.config", description=__doc__).parse_args()
+    SHIPPED.write_text(with_comments(SHIPPED.read_text(encoding="utf-8")), encoding="utf-8")
+    REFERENCE.parent.mkdir(exist_ok=True)
+    REFERENCE.write_text(reference(), encoding="utf-8")
+    print(f"wrote {REFERENCE} and the comments of {SHIPPED}")
+
+
+def with_comments(text: str) -> str:
+    """A settings file with the meaning of each setting as its comment; comments under `profiles` stay."""
+    shared, profiles, rest = text.partition("\nprofiles:")
+    meanings = {name: field.description for name, field in Config.settings()}
+    meanings |= {name: field.annotation.__doc__.rstrip(".") for name, field in _sections().items()}
+    lines, section = [], ""
+    for line in shared.split("\n"):
+        if match := re.fullmatch(r"( *)(\w+):( (?:[^ #]| (?! *#))+)? *(#.*)?", line):
+            indent, key, value, _ = match.groups(default="")
+            section = section if indent else f"{key}."
+            line = f"{indent}{key}:{value}".ljust(29) + f" # {meanings[f'{section}{key}' if indent else key]}"
+        lines.append(line)
+    return "\n".join(lines) + profiles + rest
+
+
+def reference() -> str:
+    """docs/settings.md as it should read."""
+    gpu, cpu = (load_config(SHIPPED, profile).model_dump() for profile in ("gpu", "cpu"))
+    own = {name: field for name, field in Config.model_fields.items() if name not in _sections() and name != "profile"}
+    parts = [_HEAD, _TABLE, *_rows(own, gpu, cpu, "", PartOf())]
+    for name, field in _sections().items():
+        inherited = next((mark for mark in field.metadata if isinstance(mark, PartOf)), PartOf())
+        parts += ["", f"## {name}", "", field.annotation.__doc__, "", _TABLE]
+        parts += _rows(field.annotation.model_fields, gpu[name], cpu[name], f"{name}.", inherited)
+    return "\n".join(parts) + "\n"
+
+
+def _sections() -> dict[str, Any]:
+    fields = Config.model_fields.items()
+    return {
+        name: field
+        for name, field in fields
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+    }
+
+
+def _rows(
+    fields: Mapping[str, FieldInfo], gpu: Mapping[str, Any], cpu: Mapping[str, Any], prefix: str, inherited: PartOf
+) -> Iterator[str]:
+    for name, field in fields.items():
+        stages = next((mark for mark in field.metadata if isinstance(mark, PartOf)), inherited).stages
+        other = "–" if cpu[name] == gpu[name] else f"`{_yaml(cpu[name])}`"
+        meaning = (field.description or "").replace("|", "\\|")
+        yield f"| `{prefix}{name}` | `{_yaml(gpu[name])}` | {other} | {_allowed(field)} | {meaning} | {', '.join(stages)} |"
+
+
+def _yaml(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _allowed(field: FieldInfo) -> str:
+    """The type and the bounds of a setting."""
+    kinds = [kind for kind in (get_args(field.annotation) or [field.annotation]) if kind is not type(None)]
+    if get_origin(field.annotation) is Literal:
+        return ", ".join(f"`{kind}`" for kind in kinds)
+    names: dict[Any, str] = {int: "integer", float: "number", bool: "`true`, `false`", str: "text"}
+    bounds = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {:,}"}
+    limits = [form.format(getattr(m, key)) for key, form in bounds.items() for m in field.metadata if hasattr(m, key)]
+    null = [] if field.annotation in kinds else ["or `null`"]
+    return " ".join([names[kinds[0]], *([", ".join(limits)] if limits else []), *null])
+
+
+if __name__ == "__main__":
+    main()
