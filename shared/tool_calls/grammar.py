@@ -106,6 +106,8 @@ class Stream:
         self._heads = tuple(name.lower() for name in (*self._tools, "action", "tool", "function", "default_api."))
         self._failures = 0 if self._tools else _PATIENCE  # without tools all is text
         self._credit = _FIRST_CREDIT
+        self._waiting = [""]  # deltas that are not yet part of the text
+        self._undecided = 0  # characters behind `_at`
         self._pieces: list[str] = []  # of the content
         self._calls: list[ToolCall] = []
         self._malformed: list[str] = []
@@ -122,19 +124,19 @@ class Stream:
     def feed(self, delta: str) -> Update:
         """Read on; returns the content and the calls that nothing behind can change any more."""
         text, pieces, calls = self._text, len(self._pieces), len(self._calls)
-        known, text.known = text.known, ""  # with a single reference CPython appends in place, without copying
-        known += delta
-        text.known = known
-        del known
+        closing = _MAY_CLOSE.search((self._waiting[-1] or text.known)[-1:] + delta)
+        self._waiting.append(delta)
         self._credit += _CREDIT * len(delta)
-        undecided = len(text.known) - self._at
-        may_close = undecided < _SHORT or _MAY_CLOSE.search(text.known, len(text.known) - len(delta) - 1)
-        if not text.final and not (may_close and self._credit >= undecided):
+        self._undecided += len(delta)
+        if not text.final and (self._credit < self._undecided or (self._undecided > _SHORT and not closing)):
             return Update("", ())
-        self._credit -= undecided
+        text.known += "".join(self._waiting)
+        self._waiting = [""]
+        self._credit -= self._undecided
         with contextlib.suppress(Wait):
             while self._step():
                 pass
+        self._undecided = len(text.known) - self._at
         return Update("".join(self._pieces[pieces:]), tuple(self._calls[calls:]))
 
     def finish(self) -> Update:
