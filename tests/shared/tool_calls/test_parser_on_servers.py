@@ -31,7 +31,7 @@ def client(model: Path, parser: str, folder: Path) -> Iterator[Any]:
     """An OpenAI client of a server that knows the parser by its name."""
     import openai
 
-    settings = ["vllm.max_model_len=4096", "vllm.cpu_kv_cache_gib=1", f"vllm.tool_call_parser={parser}"]
+    settings = ["agent.context_tokens=4096", "vllm.cpu_kv_cache_gib=1", f"vllm.tool_call_parser={parser}"]
     with vllm_server(model, load_config(PIPELINE, "cpu", settings), folder / parser) as url:
         yield openai.OpenAI(base_url=url, api_key="none")
 
