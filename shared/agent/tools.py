@@ -9,6 +9,7 @@ earlier one of its episode is not answered again: its answer says so and what to
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +85,7 @@ class Toolbox:
             text, ok = tool(value), True
         except SqlError as error:
             text, ok = f"Error: {error}", False
-        if call.key in {earlier.key for earlier in self._made}:
+        if call_key(call) in map(call_key, self._made):
             advice = _AFTER_REPEATING.get(call.name, "") if ok else _AFTER_FAILING_AGAIN
             answer = "its answer stands above" if ok else "it fails again in the same way"
             text = f"{'' if ok else 'Error: '}You made this call before, {answer}. {advice}"
@@ -224,6 +225,12 @@ class Toolbox:
             end = f" ...\n{tail(0)}"
             head = self._tokenizer.cut(head, max(0, self._max_tokens - self._tokenizer.count(end) - 1))[0] + " ..."
         return text(low), low
+
+
+def call_key(call: ToolCall) -> str:
+    """The same for calls that ask the same: white space and a final semicolon make no difference."""
+    values = {name: " ".join(str(value).split()).rstrip("; ") for name, value in call.arguments.items()}
+    return json.dumps([call.name, values], sort_keys=True)
 
 
 def _words(text: str) -> list[str]:

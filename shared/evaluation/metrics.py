@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from shared.agent.tools import call_key
 from shared.records import Episode, Question, StopReason
 
 _KINDS = ("split_kind", "difficulty", "form")  # fields of a question by which accuracy is told apart
@@ -86,7 +87,7 @@ def summarise(
     turns = [turn for episode in judged for turn in episode.turns]
     read = [(len(turn.calls), turn.hermes_calls) for turn in turns if turn.hermes_calls is not None]
     calls_read = sum(count for count, _ in read)
-    made = [[call.key for turn in episode.turns for call in turn.calls] for episode in judged]
+    made = [[call_key(call) for turn in episode.turns for call in turn.calls] for episode in judged]
     calls = sum(map(len, made))
     return Summary(
         n=len(judged),
