@@ -104,7 +104,8 @@ def build(question: Question, config: Config, tokenizer: Tokenizer, *, thought_s
     except ValueError as error:
         raise Dropped(str(error).split(":")[0]) from error
     except SqlError as error:
-        raise Dropped("gold fails") from error
+        slow = "gold takes longer than sandbox.timeout_seconds"
+        raise Dropped(slow if error.kind == "timeout" else "gold fails") from error
     if not wanted.tables:
         raise Dropped("gold reads no table")
     return _Conversation(
