@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shared.agent.episode import encode_call
+from shared.agent.prompts import TOOLS, opening_messages
 from shared.errors import UserError
 from shared.models.folder import TEMPLATE_FILE, check_model_folder, local_path, publish, tool_template
 from shared.records import ToolCall
-from shared.runs.manifest import alone, write_json
+from shared.runs.manifest import alone, read_object, write_json
 from shared.tool_calls import render_turn
 
 if TYPE_CHECKING:
@@ -42,10 +43,10 @@ def resolve(model: str, cache: Path) -> Path:
     if model != BUILT_IN:
         folder = locate(model, cache) or _download(model)
         check_model_folder(folder)
-        if _writes_hermes_calls(folder):
+        if not (fault := template_fault(folder)):
             return folder
     with alone(cache / "lock"):
-        ours = _unpack_built_in(cache / BUILT_IN) if model == BUILT_IN else _copy_for_our_template(folder, cache)
+        ours = _unpack_built_in(cache / BUILT_IN) if model == BUILT_IN else _copy_for_our_template(folder, cache, fault)
         template = ours / TEMPLATE_FILE
         if not template.exists() or template.read_text(encoding="utf-8") != tool_template():
             template.write_text(tool_template(), encoding="utf-8")
@@ -132,38 +133,42 @@ def _download(model: str) -> Path:
         ) from error
 
 
-def _writes_hermes_calls(folder: Path) -> bool:
-    """Whether the folder's own chat template shows tools and renders a call as `render_turn` does."""
+def template_fault(folder: Path) -> str:
+    """Why traces cannot be trained with the folder's own chat template and end-of-sequence token, "" if they can.
+
+    The template must show tools, render a call as `render_turn` does and only append to a conversation.
+    """
+    from jinja2 import TemplateError
     from transformers import AutoTokenizer
+
+    from stage1_sft.dataset import rendered
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if not tokenizer.chat_template:
-        return False
+        return "It has no chat template"
     call = ToolCall("get_columns", {"table": "Größe"})
-    function = {"name": call.name, "description": "columns", "parameters": {"type": "object", "properties": {}}}
-    sent = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-    messages = [
-        {"role": "system", "content": "s"},
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "", "tool_calls": [sent]},
-        {"role": "tool", "content": "o"},
-    ]
-    tools = [{"type": "function", "function": function}]
-    text = str(tokenizer.apply_chat_template(messages, tools=tools, tokenize=False))
-    return render_turn("", (call,)) in text and '"description": "columns"' in text
+    sent = {"role": "assistant", "content": "", "tool_calls": [encode_call(call, "call_1_0")]}
+    answer = {"role": "tool", "tool_call_id": "call_1_0", "content": "o"}
+    messages = [*opening_messages("q"), sent, answer, sent, answer, {"role": "assistant", "content": "a"}]
+    try:
+        text, _ = rendered(messages, TOOLS, [message["role"] == "assistant" for message in messages], tokenizer)
+    except (UserError, TemplateError) as error:
+        return str(error).split(";")[0]
+    shows = render_turn("", (call,)) in text and all(tool["function"]["description"] in text for tool in TOOLS)
+    return "" if shows else "The model's chat template does not write tools and calls in the Hermes form"
 
 
-def _copy_for_our_template(folder: Path, cache: Path) -> Path:
+def _copy_for_our_template(folder: Path, cache: Path, fault: str) -> Path:
     """A copy whose end-of-sequence token is `<|im_end|>`, as our template needs; weights are linked where possible."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    missing = [marker for marker in _CHATML if marker not in tokenizer.get_vocab()]
-    if missing:
+    if missing := [marker for marker in _CHATML if marker not in tokenizer.get_vocab()]:
         raise UserError(
-            f"model {folder} writes no Hermes tool calls with its own chat template and lacks the ChatML token "
+            f"model {folder} cannot be trained with its own chat template ({fault}) and lacks the ChatML token "
             f"{missing[0]} that ours needs; choose a Qwen2.5, SmolLM2 or other ChatML model."
         )
+    print(f"{folder}: {fault}; a copy with the chat template of this project is used.", flush=True)
     files = sorted(file for file in folder.iterdir() if file.is_file())
     stamp = repr([(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
     target = cache / f"{folder.name}-{hashlib.sha256(stamp.encode()).hexdigest()[:12]}"
@@ -178,7 +183,6 @@ def _copy_for_our_template(folder: Path, cache: Path) -> Path:
                 shutil.copyfile(file, partial / file.name)
         tokenizer.eos_token = "<|im_end|>"
         tokenizer.save_pretrained(partial)
-        settings_file = partial / "generation_config.json"
-        settings = json.loads(settings_file.read_text(encoding="utf-8")) if settings_file.exists() else {}
-        write_json(settings_file, {**settings, "eos_token_id": tokenizer.eos_token_id})
+        for name in ("config.json", "generation_config.json"):
+            write_json(partial / name, {**read_object(partial / name), "eos_token_id": tokenizer.eos_token_id})
     return target

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 from sqlglot.optimizer.scope import traverse_scope
 
+from shared.reward.queries import parse
 from shared.sql.database import Schema
 
+MISSING_TABLE = "missing_table"
 _WORDS = re.compile(r"[^\W\d_]+([ -][^\W\d_]+)*")
 
 
@@ -31,10 +32,11 @@ class Needed:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong query a model could have written instead of the gold."""
+    """A wrong query a model could have written instead of the gold, and a query that shows what is wrong with it."""
 
-    kind: str  # misspelt_column | missing_join | literal_case
+    kind: str  # missing_table | misspelt_column | misspelt_table | wrong_column | literal_case
     sql: str
+    look: str = ""  # "" where the answer to the wrong query says enough
 
 
 def tidy(sql: str) -> str:
@@ -46,7 +48,9 @@ def tidy(sql: str) -> str:
 
 def needed(sql: str, schema: Schema) -> Needed:
     """Tables and columns of the database that `sql` reads. Raises ValueError for SQL that sqlglot cannot read."""
-    tree = _parse(sql)
+    tree = parse(sql)
+    if not isinstance(tree, exp.Query):
+        raise ValueError("unreadable SQL" if tree is None else "not a SELECT")
     found = (schema.table(node.name) for node in tree.find_all(exp.Table, bfs=False))
     tables = dict.fromkeys(table.name for table in found if table)
     columns: dict[str, None] = {}
@@ -69,55 +73,66 @@ def needed(sql: str, schema: Schema) -> Needed:
 
 def mistakes(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> Iterator[Mistake]:
     """Candidates, those that fit few golds first; whether one really goes wrong is for the caller to see."""
-    kinds: list[tuple[str, Callable[[], str | None]]] = [
-        ("missing_join", lambda: _missing_join(sql)),
-        ("literal_case", lambda: _literal_case(sql, rng)),
-    ]
-    rng.shuffle(kinds)
-    for kind, make in [*kinds, ("misspelt_column", lambda: _misspelt_column(sql, wanted, schema, rng))]:
-        wrong = make()
-        if wrong and wrong != sql:
-            yield Mistake(kind, wrong)
+    makers = [_first_table_only, _wrong_text]
+    rng.shuffle(makers)
+    for make in [*makers, _misspelt]:
+        yield from (mistake for mistake in make(sql, wanted, schema, rng) if mistake.sql != sql)
 
 
-def _parse(sql: str) -> exp.Expression:
-    try:
-        tree = sqlglot.parse_one(sql, read="sqlite")
-    except (SqlglotError, RecursionError) as error:
-        raise ValueError(f"unreadable SQL: {error}") from error
-    if not isinstance(tree, exp.Query):
-        raise ValueError("not a SELECT")
-    return tree
-
-
-def _misspelt_column(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> str | None:
-    """One column under a near-miss of its name: a dropped part, a wrong number, two words run together."""
-    taken = {column.name.lower() for table in schema.tables for column in table.columns}
-    slips = []
-    for name in dict.fromkeys(column.split(".", 1)[1] for column in wanted.columns):
-        tail = name.split("_", 1)[1] if "_" in name.strip("_") else ""
-        number = name[:-1] if name.endswith("s") else f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
-        slips += [(name, slip) for slip in (tail, number, name.replace("_", "")) if slip and slip.lower() not in taken]
-    if not slips:
-        return None
-    name, slip = rng.choice(slips)
-    return re.sub(rf"(?<![\w']){re.escape(name)}(?![\w'])", slip, sql, flags=re.IGNORECASE)
-
-
-def _missing_join(sql: str) -> str | None:
-    """The outermost SELECT without its joins."""
-    tree = _parse(sql)
-    if not isinstance(tree, exp.Select) or not tree.args.get("joins"):
-        return None
+def _first_table_only(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> Iterator[Mistake]:
+    """The outermost SELECT without joins and subqueries, as if its table had the columns of all."""
+    tree = parse(sql)
+    if len(wanted.tables) < 2 or not isinstance(tree, exp.Select):
+        return
     tree.set("joins", None)
-    return tree.sql(dialect="sqlite")
+    for test in list(tree.find_all(exp.In)):
+        if where := test.args.get("query") and test.args["query"].find(exp.Where):
+            test.replace(where.this)
+    for node in tree.find_all(exp.Column, exp.Table):
+        node.set("alias" if isinstance(node, exp.Table) else "table", None)
+    yield Mistake(MISSING_TABLE, tree.sql(dialect="sqlite"))
 
 
-def _literal_case(sql: str, rng: random.Random) -> str | None:
-    """One text literal in the wrong case: 'open' as 'Open', 'Bern' as 'bern'."""
-    texts = [node.name for node in _parse(sql).find_all(exp.Literal) if node.is_string and _WORDS.fullmatch(node.name)]
+def _wrong_text(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> Iterator[Mistake]:
+    """A text in the wrong case ('open' as 'Open', 'Bern' as 'bern') or compared with another column."""
+    tree = parse(sql)
+    texts = (
+        [node for node in tree.find_all(exp.Literal) if node.is_string and _WORDS.fullmatch(node.name)] if tree else []
+    )
     if not texts:
-        return None
+        return
     text = rng.choice(texts)
-    wrong = text.capitalize() if text.islower() else text.lower()
-    return sql.replace(f"'{text}'", f"'{wrong}'")
+    compared = text.parent.find(exp.Column)
+    homes = (name.split(".", 1) for name in wanted.columns)
+    table, column = next((home for home in homes if compared and home[1].lower() == compared.name.lower()), ("", ""))
+    look = f"SELECT DISTINCT {column} FROM {table} LIMIT 10" if re.fullmatch(r"\w+ \w+", f"{table} {column}") else ""
+    wrong = text.name.capitalize() if text.name.islower() else text.name.lower()
+    found = [Mistake("literal_case", sql.replace(f"'{text.name}'", f"'{wrong}'"), look)]
+    home = schema.table(table)
+    others = [other.name for other in home.columns if other.type == "TEXT" and other.name != column] if home else []
+    if others:
+        found.append(Mistake("wrong_column", _renamed(sql, column, rng.choice(others)), look))
+    rng.shuffle(found)
+    yield from found
+
+
+def _misspelt(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> Iterator[Mistake]:
+    """One column or table under a near-miss of its name: a dropped part, a wrong number, words run together."""
+    taken = {column.name.lower() for table in schema.tables for column in table.columns}
+    taken |= {table.name.lower() for table in schema.tables}
+    slips = []
+    for kind, names in (("misspelt_table", wanted.tables), ("misspelt_column", wanted.columns)):
+        for table, _, column in (name.partition(".") for name in names):
+            name = column or table
+            tail = name.split("_", 1)[1] if "_" in name.strip("_") else ""
+            number = name[:-1] if name.endswith("s") else f"{name[:-1]}ies" if name.endswith("y") else f"{name}s"
+            glued = f"{table.removesuffix('s')}_{column}" if column else ""
+            slips += [(kind, name, slip) for slip in (tail, number, name.replace("_", ""), glued)]
+    rng.shuffle(slips)
+    for kind, name, slip in slips:
+        if slip and slip.lower() not in taken:
+            yield Mistake(kind, _renamed(sql, name, slip))
+
+
+def _renamed(sql: str, name: str, other: str) -> str:
+    return re.sub(rf"(?<![\w']){re.escape(name)}(?![\w'])", other, sql, flags=re.IGNORECASE)

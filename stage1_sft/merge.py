@@ -76,6 +76,10 @@ def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Messag
     dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
     with publish(target) as partial:
         rounded = merged.to("cpu", getattr(torch, dtype))
+        for ends in (rounded.config, rounded.generation_config):  # a base model's end a document, not a turn
+            known = ends.eos_token_id if isinstance(ends.eos_token_id, list) else [ends.eos_token_id]
+            if tokenizer.eos_token_id not in known:
+                ends.eos_token_id = tokenizer.eos_token_id
         rounded.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         check_model_folder(partial, "the merged model")

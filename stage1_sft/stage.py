@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,11 @@ from stage1_sft import teacher
 from stage1_sft.base_model import locate, resolve
 from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
+from stage1_sft.wording import LANGUAGES
 
-VERSION = 4  # raise when the same settings and data give another model
+VERSION = 5  # raise when the same settings and data give another model
 TRACE_FILES = {"train": "traces.jsonl", "val": "val_traces.jsonl"}  # by split
+UNKNOWN = "unknown"  # language of questions whose final answers are bare values
 _VAL_SHARE = 0.03  # validation traces for each training trace; every evaluation pays for them
 _MIN_VAL = 12
 _PROBED = 3  # validation conversations on which the merge is verified
@@ -68,7 +71,7 @@ def only_traces(config: Config, run: RunDirectory) -> None:
     with attempt(run.sft, mark):
         _, _, counts = make_traces(config, run, base)
     for split, file in TRACE_FILES.items():
-        print(f"{run.sft / file}: {counts[split]['traces']} traces; {dropped_line(counts[split]['dropped'])}")
+        print(f"{run.sft / file}: {counts_line(counts[split])}")
 
 
 def plan(config: Config, run: RunDirectory) -> list[str]:
@@ -112,14 +115,18 @@ def _write_traces(
     rest = [question for question in questions if question.id not in taught]
     rows, too_long, ids = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
     write_jsonl(file.with_suffix(".too_long.jsonl"), too_long)
-    dropped = {reason: len(questions) for reason, questions in ids.items()}
+    counts = {
+        "traces": write_jsonl(file, [*taught.values(), *rows]),
+        "from_teacher": len(taught),
+        "dropped": {reason: len(questions) for reason, questions in ids.items()},
+        "languages": Counter(row["provenance"]["language"] or UNKNOWN for row in rows),
+    }
     if not rows and not taught:
         raise UserError(
-            f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({dropped_line(dropped)}); check their "
-            "gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
+            f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({counts_line(counts)}); check their gold "
+            "SQL and databases, and agent.max_turns and agent.max_turn_tokens."
         )
-    written = write_jsonl(file, [*taught.values(), *rows])
-    return {"traces": written, "from_teacher": len(taught), "dropped": dropped, **bill}
+    return {**counts, **bill}
 
 
 def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
@@ -129,10 +136,20 @@ def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
     return order
 
 
-def dropped_line(dropped: Mapping[str, int]) -> str:
-    """How many questions gave no trace and why, in words."""
-    reasons = ", ".join(f"{count} for {reason!r}" for reason, count in dropped.items())
-    return f"dropped {sum(dropped.values())} questions: {reasons}" if dropped else "no question dropped"
+def counts_line(counts: Mapping[str, Any]) -> str:
+    """How many traces a split has, what was dropped and why, and what its answers lack, in words."""
+    parts, dropped = [f"{counts['traces']} traces"], counts["dropped"]
+    if dropped:
+        reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
+        parts.append(f"questions that gave none: {sum(dropped.values())} ({reasons})")
+    if counts.get("too_long"):
+        parts.append(f"traces left out as longer than agent.context_tokens: {counts['too_long']}")
+    if neutral := counts["languages"].get(UNKNOWN):
+        parts.append(
+            f"traces that answer with bare values: {neutral}, because their questions are in none of the languages in which "
+            f"answers are written ({', '.join(LANGUAGES)})"
+        )
+    return "; ".join(parts)
 
 
 def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
@@ -149,16 +166,14 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     with attempt(run.sft, mark):
         traces, val_traces, counts = make_traces(config, run, base)
         tokenizer = AutoTokenizer.from_pretrained(base)
-        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.sft.max_length)
-        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.sft.max_length)
+        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.agent.context_tokens)
+        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.agent.context_tokens)
         if not examples or not val:
             raise UserError(
-                f"Every trace is longer than sft.max_length ({config.sft.max_length} tokens); raise it or lower "
+                f"Every trace is longer than agent.context_tokens ({config.agent.context_tokens}); raise it or lower "
                 "agent.observation_tokens."
             )
-    for split, kept in {"train": examples, "val": val}.items():
-        longer = f", {counts[split]['too_long']} longer than sft.max_length" if counts[split]["too_long"] else ""
-        print(f"sft: {split}: {len(kept)} traces; {dropped_line(counts[split]['dropped'])}{longer}", flush=True)
+    print("\n".join(f"sft: {split}: {counts_line(counts[split])}" for split in TRACE_FILES), flush=True)
     adapter, figures = train(base, examples, val, config, run.sft)
     print(f"sft: merging {adapter.name} and verifying it ...", flush=True)
     conversations = [trace["messages"] for trace in val_traces[:_PROBED]]

@@ -24,12 +24,16 @@ from shared.agent.tools import Toolbox
 from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
 from shared.records import Question, ToolCall
-from shared.sql.database import Database, QueryResult, SqlError
+from shared.reward.queries import gold_is_ordered
+from shared.sql.database import Database, SqlError
 from stage1_sft import wording
-from stage1_sft.gold import Needed, mistakes, needed, tidy
+from stage1_sft.gold import MISSING_TABLE, Mistake, mistakes, needed, tidy
 from stage1_sft.traces import TOO_MANY_TURNS, TURN_TOO_LONG, Dropped, Trace, answers_gold, calls_of, flaw, make_trace
 
 SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
+REPEAT_SHARE = 0.5  # of the wrong queries, where a turn is left for it, are asked a second time
+GIVE_UP_SHARE = 0.2  # of the mistakes come after the right query: the answer goes back to that
+_ANSWER_TOKENS = 120  # a longer list is not written out, and none that takes half of agent.max_turn_tokens
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
 
 
@@ -64,10 +68,7 @@ def verified(question: Question, config: Config, tokenizer: Tokenizer) -> tuple[
         trace = build(question, config, tokenizer)
         reason = flaw(trace, question, config, tokenizer)
         if reason in (TOO_MANY_TURNS, TURN_TOO_LONG):
-            bare = config.sft.model_copy(
-                update={"wrong_turn_share": 0.0, "search_miss_share": 0.0, "parallel_share": 1.0}
-            )
-            trace = build(question, config.model_copy(update={"sft": bare}), tokenizer, thought_share=0.0)
+            trace = build(question, config, tokenizer, bare=True)
             reason = flaw(trace, question, config, tokenizer)
     except Dropped as error:
         return None, str(error)
@@ -90,27 +91,12 @@ def describe_yield(questions: Sequence[Question], config: Config, tokenizer: Tok
     return [*lines, f"{len(orders)} different orders of calls; {found or 'no optional part'}"]
 
 
-def build(question: Question, config: Config, tokenizer: Tokenizer, *, thought_share: float = THOUGHT_SHARE) -> Trace:
-    """The trace of one question, not yet verified. Raises Dropped, or UserError for a missing or damaged database."""
-    database = Database(question.database, config.sandbox)
-    sql = tidy(question.gold_sql)
-    while text := database.text_in_double_quotes(sql):  # taught is the standard form, in single quotes
-        before, sql = sql, sql.replace(f'"{text}"', "'" + text.replace("'", "''") + "'")
-        if sql == before:
-            break
-    try:
-        wanted = needed(sql, database.schema)
-        gold = database.execute(sql)
-    except ValueError as error:
-        raise Dropped(str(error).split(":")[0]) from error
-    except SqlError as error:
-        slow = "gold takes longer than sandbox.timeout_seconds"
-        raise Dropped(slow if error.kind == "timeout" else "gold fails") from error
-    if not wanted.tables:
-        raise Dropped("gold reads no table")
-    return _Conversation(
-        question, config, Toolbox(database, tokenizer, config.agent.observation_tokens), sql, wanted, thought_share
-    ).trace(gold)
+def build(question: Question, config: Config, tokenizer: Tokenizer, *, bare: bool = False) -> Trace:
+    """The trace of one question, not yet verified; `bare` leaves out what is optional.
+
+    Raises Dropped, or UserError for a missing or damaged database.
+    """
+    return _Conversation(question, config, tokenizer, bare).trace()
 
 
 class _Conversation:
@@ -119,97 +105,148 @@ class _Conversation:
     Which optional parts it has is drawn from the seed and the question's id; the turn limit may leave no room for them.
     """
 
-    def __init__(
-        self, question: Question, config: Config, toolbox: Toolbox, sql: str, wanted: Needed, thought_share: float
-    ) -> None:
-        self.question, self.toolbox, self.sql, self.wanted = question, toolbox, sql, wanted
-        self.max_turns, self.thought_share = config.agent.max_turns, thought_share
+    def __init__(self, question: Question, config: Config, tokenizer: Tokenizer, bare: bool) -> None:
+        self.question, self.tokenizer, self.limits = question, tokenizer, config.agent
+        self.database = Database(question.database, config.sandbox)
+        self.sql = tidy(question.gold_sql)
+        while text := self.database.text_in_double_quotes(self.sql):  # the standard form, in single quotes, is taught
+            before, self.sql = self.sql, self.sql.replace(f'"{text}"', "'" + text.replace("'", "''") + "'")
+            if self.sql == before:
+                break
+        try:
+            self.wanted = needed(self.sql, self.database.schema)
+            self.gold = self.database.execute(self.sql)
+        except ValueError as error:
+            raise Dropped(str(error).split(":")[0]) from error
+        except SqlError as error:
+            slow = "gold takes longer than sandbox.timeout_seconds"
+            raise Dropped(slow if error.kind == "timeout" else "gold fails") from error
+        if not self.wanted.tables:
+            raise Dropped("gold reads no table")
+        self.toolbox = self.fresh_toolbox()
         self.messages = opening_messages(question.question)
         self.trained = [False] * len(self.messages)
         self.read = ""  # everything the tools have shown
         self.columns: set[str] = set()  # "table.column" of all that they have named
-        self.rng = random.Random(f"{config.seed} {question.id}")
-        draws = [self.rng.random() for _ in range(4)]
-        tables, room = len(wanted.tables), self.max_turns - 3  # a search, a query, an answer
-        self.parallel = draws[2] < config.sft.parallel_share or tables > room
-        self.mistake = draws[0] < config.sft.wrong_turn_share and room > (1 if self.parallel else tables)
+        self.looked_at: set[str] = set()  # tables
+        self.last_sql = ""  # the last query that ran
+        self.rng, sft = random.Random(f"{config.seed} {question.id}"), config.sft
+        draws = [self.rng.random() + bare for _ in range(4)]
+        self.language = wording.language_of(question.question)
+        self.thought_share = 0.0 if bare or self.language != "English" else THOUGHT_SHARE
+        tables, room = len(self.wanted.tables), self.limits.max_turns - 3  # a search, a query, an answer
+        self.parallel = bare or draws[2] < sft.parallel_share or tables > room
+        self.may_err = draws[0] < sft.wrong_turn_share and room > (1 if self.parallel else tables)
         # the tables may be found only one by one
-        self.miss = draws[1] < config.sft.search_miss_share and room > tables + self.mistake
-        self.waiting = [*wanted.tables]  # needed tables that it has not looked at yet, in their order
-        if draws[3] < SHUFFLED_SHARE:
-            self.rng.shuffle(self.waiting)
+        self.may_miss = draws[1] < sft.search_miss_share and room > tables + self.may_err
+        self.shuffled = draws[3] < SHUFFLED_SHARE
 
-    def trace(self, gold: QueryResult) -> Trace:
-        """The whole conversation as a trace; `gold` is the result of the query."""
-        missed = self.find_tables()
-        self.look_at_columns()
-        mistake = self.make_mistake() if self.mistake and self.turns_left > 2 else None
-        self.act(ToolCall("execute_sql", {"sql": self.sql}))
-        self.messages.append({"role": "assistant", "content": wording.answer(gold)})
-        self.trained.append(True)
+    def trace(self) -> Trace:
+        """The whole conversation as a trace."""
         provenance = {
             "tables": list(self.wanted.tables),
             "columns": list(self.wanted.columns),
-            "search_miss": missed,
+            "language": self.language,
+            "search_miss": self.find_tables(),
             "parallel_columns": self.parallel and len(self.wanted.tables) > 1,
-            "mistake": mistake,
+            "mistake": None,
+            "way_out": None,
         }
+        first, *others = self.wanted.tables
+        mistake = self.find_mistake() if self.may_err else None
+        gives_up = self.rng.random() < GIVE_UP_SHARE
+        if mistake and mistake.kind == MISSING_TABLE:
+            self.look_at_columns(first)
+            if self.turns_left > 2 + len(others):
+                provenance |= self.err(mistake, reserved=2 + len(others))
+            mistake = None
+        self.look_at_columns(*self.wanted.tables)
+        if mistake and self.turns_left > 2 and not gives_up:
+            provenance |= self.err(mistake, reserved=2)
+            mistake = None
+        (shown,) = self.act(ToolCall("execute_sql", {"sql": self.sql}))
+        if mistake and self.turns_left > 1:
+            provenance |= {**self.err(mistake, reserved=1), "way_out": "give_up"}
+        cut, most = re.search(r"\(first (\d+) of", shown), min(_ANSWER_TOKENS, self.limits.max_turn_tokens // 2)
+        answer = wording.answer(
+            self.gold,
+            self.language,
+            shown=int(cut[1]) if cut else len(self.gold.rows),
+            ordered=gold_is_ordered(self.sql),
+            fits=lambda text: self.tokenizer.count(text) <= most,
+        )
+        if self.last_sql != self.sql:  # a later, worse query ran: the best one is submitted by its text
+            answer += f"\n```sql\n{self.sql}\n```"
+        self.messages.append({"role": "assistant", "content": answer})
+        self.trained.append(True)
         return make_trace(self.question, self.messages, self.trained, provenance)
 
     @property
     def turns_left(self) -> int:
         """Assistant turns that the agent may still take."""
-        return self.max_turns - sum(message["role"] == "assistant" for message in self.messages)
+        return self.limits.max_turns - sum(message["role"] == "assistant" for message in self.messages)
 
     def act(self, *calls: ToolCall, trained: bool = True) -> list[str]:
         """One assistant turn with these calls; returns what the tools answered."""
         thought = self.rng.choice(wording.THOUGHTS[calls[0].name]) if self.rng.random() < self.thought_share else ""
-        turn = self.max_turns - self.turns_left + 1
+        turn = self.limits.max_turns - self.turns_left + 1
         encoded = [encode_call(call, f"call_{turn}_{i}") for i, call in enumerate(calls)]
         self.messages.append({"role": "assistant", "content": thought, "tool_calls": encoded})
-        answers = [self.toolbox.run(call).text for call in calls]
-        for sent, answer in zip(encoded, answers, strict=True):
-            self.messages.append({"role": "tool", "tool_call_id": sent["id"], "content": answer})
-            self.read += answer + "\n"
-            self.columns |= _columns_found(answer)
+        answers = [self.toolbox.run(call) for call in calls]
+        for call, sent, answer in zip(calls, encoded, answers, strict=True):
+            self.messages.append({"role": "tool", "tool_call_id": sent["id"], "content": answer.text})
+            self.read += answer.text + "\n"
+            self.columns |= _columns_found(answer.text)
+            if call.name == "execute_sql" and answer.ok:
+                self.last_sql = call.arguments["sql"]
         self.trained += [trained, *(False for _ in calls)]
-        return answers
+        return [answer.text for answer in answers]
+
+    def fresh_toolbox(self) -> Toolbox:
+        """A toolbox that has seen no call yet; it answers repeated calls differently."""
+        return Toolbox(self.database, self.tokenizer, self.limits.observation_tokens)
 
     def find_tables(self) -> bool:
         """Search by the words of the question; where they name no needed table, once more by the name of one.
 
         A search that finds no needed table is not trained. Returns whether a poor search came first.
         """
-        poor = _search(wording.poor_query(self.question.question, self.rng))
-        found = {column.split(".")[0] for column in _columns_found(self.toolbox.run(poor).text)}
-        miss = self.miss and found.isdisjoint(self.wanted.tables)
-        if miss:
-            self.act(poor, trained=False)
-        query = _search(wording.search_query(self.question.question))
-        led = any(_names(self.toolbox.run(query).text, table) for table in self.wanted.tables)
-        self.act(query, trained=led)
-        if not led:
+        poor = wording.poor_query(self.question.question, self.rng)
+        found = {column.split(".")[0] for column in _columns_found(self.fresh_toolbox().run(_search(poor)).text)}
+        if missed := self.may_miss and found.isdisjoint(self.wanted.tables):
+            self.act(_search(poor), trained=False)
+        query = wording.search_query(self.question.question)
+        answer = self.fresh_toolbox().run(_search(query)).text
+        leads = any(_names(answer, table) for table in self.wanted.tables)
+        self.act(_search(query), trained=leads)
+        if not leads:
             self.search_by_name(self.wanted.tables[0])
-        return miss
+        return missed
 
-    def look_at_columns(self) -> None:
-        """Look at every needed table that a tool has named; search for the others, and for columns that were cut off."""
-        while self.waiting:
-            unknown = [table for table in self.waiting if not _names(self.read, table)]
-            scarce = len(self.waiting) + len(unknown) > self.turns_left - 2  # for one table after the other
-            if unknown and (scarce or unknown == self.waiting):
+    def look_at_columns(self, *tables: str) -> None:
+        """Look at those of the tables that it has not looked at yet and that a tool has named; search for the others,
+        and for needed columns that were cut off.
+        """
+        waiting = [table for table in tables if table not in self.looked_at]
+        if self.shuffled:
+            self.rng.shuffle(waiting)
+        while waiting:
+            unknown = [table for table in waiting if not _names(self.read, table)]
+            scarce = len(waiting) + len(unknown) > self.turns_left - 2  # for one table after the other
+            if unknown and (scarce or unknown == waiting):
                 self.search_by_name(*(unknown if scarce else unknown[:1]))
                 continue
-            known = [table for table in self.waiting if table not in unknown]
+            known = [table for table in waiting if table not in unknown]
             turn = known if self.parallel or scarce else known[:1]
-            for table, answer in zip(
-                turn, self.act(*(ToolCall("get_columns", {"table": name}) for name in turn)), strict=True
-            ):
-                self.waiting.remove(table)
+            answers = self.act(*(ToolCall("get_columns", {"table": table}) for table in turn))
+            for table, answer in zip(turn, answers, strict=True):
+                waiting.remove(table)
+                self.looked_at.add(table)
                 for line in answer.splitlines()[1:]:
                     quoted = re.match(r'"((?:[^"]|"")+)"', line)
                     self.columns.add(f"{table}.{quoted[1].replace('""', '"') if quoted else line.split(' ')[0]}")
-        while missing := [column for column in self.wanted.columns if column not in self.columns]:
+        wanted = [column for column in self.wanted.columns if column.startswith(tuple(f"{table}." for table in tables))]
+        while missing := [column for column in wanted if column not in self.columns]:
             self.act(_search(wording.by_name(*missing)))
             if self.columns.isdisjoint(missing):
                 raise Dropped("a needed column is not shown")
@@ -220,14 +257,25 @@ class _Conversation:
         if not any(_names(self.read, table) for table in tables):
             raise Dropped("no tool names a needed table")
 
-    def make_mistake(self) -> str | None:
-        """Add a wrong query with its real outcome, if one of the candidates really goes wrong; returns its kind."""
-        database = self.toolbox.database
-        for mistake in mistakes(self.sql, self.wanted, database.schema, self.rng):
-            if not answers_gold(database, self.sql, mistake.sql):
-                self.act(ToolCall("execute_sql", {"sql": mistake.sql}), trained=False)
-                return mistake.kind
-        return None
+    def find_mistake(self) -> Mistake | None:
+        """The first of the candidates that really goes wrong."""
+        candidates = mistakes(self.sql, self.wanted, self.database.schema, self.rng)
+        return next((each for each in candidates if not answers_gold(self.database, self.sql, each.sql)), None)
+
+    def err(self, mistake: Mistake, *, reserved: int) -> dict[str, str]:
+        """A wrong query with its real outcome, maybe repeated, neither trained; then maybe a trained look at the values.
+
+        `reserved` turns are left for what follows. Returns the provenance.
+        """
+        wrong, way_out = ToolCall("execute_sql", {"sql": mistake.sql}), ["repair"]
+        self.act(wrong, trained=False)
+        if self.turns_left > reserved and self.rng.random() < REPEAT_SHARE:
+            self.act(wrong, trained=False)
+            way_out.append("repeat")
+        elif self.turns_left > reserved > 1 and mistake.look:
+            self.act(ToolCall("execute_sql", {"sql": mistake.look}))
+            way_out.append("look")
+        return {"mistake": mistake.kind, "way_out": way_out[-1]}
 
 
 def _search(query: str) -> ToolCall:

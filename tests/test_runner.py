@@ -141,6 +141,7 @@ def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     plan = capsys.readouterr().out
     for folder in (directory.data, directory.sft, directory.grpo, directory.evaluation("base"), directory.report):
         assert str(folder) in plan
+    assert "at most 1536 tokens (agent.context_tokens)" in plan
     assert not directory.path.exists()
 
 

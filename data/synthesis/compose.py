@@ -145,7 +145,7 @@ class Draw:
     def phrase(
         self,
         table: Table,
-        kinds: str = "plain own own own two parent parent both grand average",
+        kinds: str = "plain own own own two parent parent both grand average average average",
         without: Sequence[Column] = (),
     ) -> Phrase:
         """A noun phrase about rows of a table, with conditions on them or on rows they refer to."""
@@ -174,6 +174,11 @@ class Draw:
                 joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
             found, column = self.condition(parent)
             words = self._related(role, parent, found, column)
+            if kind == "parent" and self.rng.random() < 0.3:
+                second, _ = self.condition(parent, (column,))
+                words = f"whose {role} has {found.noun} and {second.noun}"
+                where, sorts = (found.sql, second.sql), (found.sort, second.sort)
+                return Phrase(f"{many} {words}", table, where, joins, sorts)
             phrase = Phrase(f"{many} {words}", table, (found.sql,), joins, (found.sort,))
             if kind != "both":
                 return phrase

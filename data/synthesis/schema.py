@@ -408,7 +408,12 @@ def _titled(table: Table) -> Table:
     lone = tuple(words.tokens(table.name))
     best = called.get(("name",)) or called.get(("title",)) or called.get((*lone, "name"))
     if best is None or best.meaning is not Meaning.NAME:
-        best = next(iter(sorted(names, key=lambda c: not c.is_unique)), None)
+        own = [
+            c
+            for c in names
+            if set(c.words[0].split()) - {"name", "title", "label", "full"} <= set(table.singular.split())
+        ]
+        best = next(iter(sorted(own, key=lambda c: not c.is_unique)), None)
     if best is None:
         described = [c for c in table.of(Meaning.DETAIL, Meaning.TEXT) if c.is_unique and not c.has_null]
         own = [c for c in described if words.spoken(words.tokens(c.name)) == table.singular]

@@ -138,35 +138,29 @@ def check_batches(case: Case) -> str:
 
 def check_context(case: Case) -> str:
     """Every first prompt fits, and the lengths of prompt, episode, row and server agree."""
-    grpo, agent, server = case.config.grpo, case.config.agent, case.config.vllm.max_model_len
+    agent = case.config.agent
     template, tokenizer = ChatTemplate.from_folder(case.folder), Tokenizer.from_folder(case.folder)
     lengths = {
         question.id: tokenizer.count(template.render(opening_messages(question.question), TOOLS, prompt=True))
         for question in (*case.train, *case.validation)
     }
     longest, shortest = max(lengths.values(), default=0), min(lengths.values(), default=0)
-    limit = min(grpo.max_prompt_length, agent.context_tokens - 1)
-    positions, later = read_shape(case.folder).max_positions, agent.context_tokens - shortest
-    if positions < server:
+    limit, positions = agent.context_tokens - 1, read_shape(case.folder).max_positions
+    if positions < agent.context_tokens:
         raise UserError(
-            f"vllm.max_model_len is {server}, but the model was built for {positions} tokens, so VERL and vLLM refuse to start; "
-            f"lower vllm.max_model_len and agent.context_tokens to at most {positions}."
+            f"agent.context_tokens is {agent.context_tokens}, but the model was built for {positions} tokens, so VERL and vLLM refuse to start; "
+            f"lower it to at most {positions}."
         )
     if too_long := [question for question, length in lengths.items() if length > limit]:
         raise UserError(
             f"{len(too_long)} of {len(lengths)} questions have a first prompt of more than {limit} tokens (longest {longest}; the "
-            f"first is {too_long[0]}), and Agent Lightning silently drops their episodes; set grpo.max_prompt_length to at least "
+            f"first is {too_long[0]}), and Agent Lightning silently drops their episodes; raise agent.context_tokens above "
             f"{longest} ({_BUDGET})."
         )
     if longest + agent.max_turn_tokens > agent.context_tokens:
         raise Drawback(
             f"The longest first prompt has {longest} tokens; with a turn of agent.max_turn_tokens ({agent.max_turn_tokens}) it "
             f"exceeds agent.context_tokens ({agent.context_tokens}), so its episode ends before the first observation; {_BUDGET}."
-        )
-    if grpo.trajectory_response_length < later:
-        raise Drawback(
-            f"An episode may have {later} tokens after its first prompt, but grpo.trajectory_response_length is "
-            f"{grpo.trajectory_response_length}, so the end of long episodes is cut off before training; set it to {later}."
         )
     return f"first prompts of {shortest} to {longest} tokens, room for {agent.context_tokens - longest} more"
 

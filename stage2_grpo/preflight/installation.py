@@ -110,7 +110,10 @@ def check_gpu_memory(case: Case) -> str | None:
         return None
     smallest = min(sizes)
     fit = memory.fit(read_shape(case.folder), config, smallest)
-    card, longest = f"{sizes[smallest]} ({smallest:.0f} GiB)", config.grpo.micro_batch_size * memory.row_tokens(config)
+    card, longest = (
+        f"{sizes[smallest]} ({smallest:.0f} GiB)",
+        config.grpo.micro_batch_size * config.agent.context_tokens,
+    )
     if fit.episodes < 1:
         raise UserError(
             f"{card}: after the weights the KV cache holds no episode of {config.agent.context_tokens} tokens, and vLLM "

@@ -25,10 +25,7 @@ from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Message, Question, ToolCall
 from shared.sql.database import Database
 
-LIMITS = (
-    "agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens", "grpo.max_prompt_length",
-    "grpo.max_response_length", "grpo.trajectory_response_length", "vllm.max_model_len",
-)  # fmt: skip
+LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens")
 Limits = Mapping[str, int]
 """Settings that bound an episode, by their dotted names."""
 _NO_LIMIT = 100_000  # tokens of an observation
@@ -122,15 +119,10 @@ def derive(episodes: Sequence[EpisodeLengths], openings: Sequence[int], share: f
     needed = quantile([episode.total(observation) for episode in episodes], share)
     more = _EXTRA_TURNS * (quantile(answers, share) + growth)
     context = _up(max(needed + more, max(openings) + answer + observation))
-    last_prompt = quantile([episode.total(observation) - episode.answers[-1] for episode in episodes], share)
     values = (
         quantile([len(episode.answers) for episode in episodes], share) + _EXTRA_TURNS,
         answer,
         observation,
-        context,
-        _up(max(*openings, last_prompt)),  # a turn that cannot be merged is a row with its whole prompt
-        answer,
-        context - min(openings),
         context,
     )
     return dict(zip(LIMITS, values, strict=True))
@@ -143,19 +135,16 @@ def current(config: Config) -> dict[str, int]:
 
 def overflow(episodes: Sequence[EpisodeLengths], openings: Sequence[int], limits: Limits) -> dict[str, float]:
     """Shares (0 to 1) of questions, episodes and tool answers that do not fit; observations count as cut to their limit."""
-    turns, turn, observation, context, prompt, _, response, _ = (limits[name] for name in LIMITS)
+    turns, turn, observation, context = (limits[name] for name in LIMITS)
     faults = {
         "episodes: more turns than agent.max_turns": [len(episode.answers) > turns for episode in episodes],
         "episodes: a turn is cut": [max(episode.answers) > turn for episode in episodes],
         "episodes: end at the context limit": [episode.total(observation) > context for episode in episodes],
-        "episodes: their end is cut from the row": [
-            episode.total(observation) - episode.first_prompt > response for episode in episodes
-        ],
     }
     shares = {
-        "questions: first prompt too long, dropped": [opening > prompt for opening in openings],
+        "questions: first prompt too long, dropped": [opening >= context for opening in openings],
         **faults,
-        "episodes: any of these four": [any(row) for row in zip(*faults.values(), strict=True)],
+        "episodes: any of these three": [any(row) for row in zip(*faults.values(), strict=True)],
         "tool answers: shortened": [length > observation for episode in episodes for length in episode.uncut],
     }
     return {name: sum(flags) / max(1, len(flags)) for name, flags in shares.items()}

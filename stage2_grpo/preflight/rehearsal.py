@@ -113,11 +113,11 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
 def _prompt(case: Case, ids: list[int]) -> str:
     """The prompt that the server really gave the model holds the tools."""
     text = Tokenizer.from_folder(case.folder).decode(ids, skip_special=False)
-    for name in (tool["function"]["name"] for tool in TOOLS):
-        if name not in text:
+    for function in (tool["function"] for tool in TOOLS):
+        if function["description"] not in text:  # the system prompt holds the names
             raise UserError(
-                f"The first prompt as the server rendered it ({len(ids)} tokens) does not hold the tool {name}, so the model "
-                "cannot call it; use the merged model of stage 1, which carries a tool-aware chat template."
+                f"The first prompt as the server rendered it ({len(ids)} tokens) does not describe the tool {function['name']}, so "
+                "the model cannot call it; use the merged model of stage 1, which carries a tool-aware chat template."
             )
     return f"the server's first prompt has {len(ids)} tokens and holds all {len(TOOLS)} tools"
 

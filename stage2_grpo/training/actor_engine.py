@@ -121,7 +121,8 @@ def _rounded(module: Any, original: Any) -> Any:
 
     def get_per_tensor_param(self: Any, **options: Any) -> tuple[Any, Any]:
         if self._is_lora and not self.model_config.lora.get("merge", False):
-            return original(self, **options)  # adapter mode, which stage 2 does not use
+            weights, adapter = original(self, **options)  # adapter mode, which stage 2 does not use
+            return weights, adapter
         module.load_fsdp_model_to_gpu(self.module)
         merged = module.merged_lora_context(self.module, backup_adapters=True) if self._is_lora else nullcontext()
         with merged:

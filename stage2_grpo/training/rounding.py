@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +52,7 @@ class UpdateShare:
     def __init__(self, start_model: Path) -> None:
         from safetensors import safe_open
 
-        files = [safe_open(file, framework="pt") for file in sorted(start_model.glob("*.safetensors"))]
+        files: list[Any] = [safe_open(file, framework="pt") for file in sorted(start_model.glob("*.safetensors"))]
         self._file_of = {name: file for file in files for name in file.keys()}  # noqa: SIM118 - it is no mapping
         self._arrived = self._wanted = 0.0
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 from shared.errors import UserError  # noqa: E402
 from shared.models.folder import tool_template  # noqa: E402
-from stage1_sft.base_model import BUILT_IN, resolve  # noqa: E402
+from stage1_sft.base_model import BUILT_IN, resolve, template_fault  # noqa: E402
 from tests.stage1_sft.examples import ROOT  # noqa: E402
 
 NO_TOOLS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -51,7 +51,37 @@ def test_the_copy_ends_turns_with_the_template_s_token(tmp_path: Path, model: Pa
     copy = resolve(str(model), tmp_path / "cache")
     changed = AutoTokenizer.from_pretrained(copy)
     assert changed.eos_token == "<|im_end|>"
-    assert json.loads((copy / "generation_config.json").read_text())["eos_token_id"] == changed.eos_token_id
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((copy / name).read_text())["eos_token_id"] == changed.eos_token_id
+
+
+@pytest.mark.parametrize(
+    ("template", "eos", "why"),
+    [
+        ("qwen3.jinja", "<|im_end|>", "rewrites earlier turns"),
+        ("qwen2_5.jinja", "<|endoftext|>", "does not end a turn with its end-of-sequence token '<|endoftext|>'"),
+        ("gemma.jinja", "<|im_end|>", "System role not supported"),
+    ],
+)
+def test_a_template_that_no_trace_could_be_trained_with_is_named_and_replaced_in_a_copy(
+    template: str, eos: str, why: str, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoTokenizer
+
+    spec = importlib.util.find_spec("trl")
+    assert spec
+    assert spec.origin
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.eos_token = eos
+    tokenizer.chat_template = (Path(spec.origin).parent / "chat_templates" / template).read_text()
+    tokenizer.save_pretrained(model)
+    copy = resolve(str(model), tmp_path / "cache")
+    assert copy.parent == tmp_path / "cache"
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{model}: ")
+    assert why in printed
+    assert printed.endswith("a copy with the chat template of this project is used.\n")
+    assert not template_fault(copy)
 
 
 def test_a_model_without_chatml_tokens_is_refused(tmp_path: Path, model: Path) -> None:

@@ -69,16 +69,31 @@ def test_tidying_leaves_quoted_texts_alone() -> None:
     assert tidy("SELECT a ,  b FROM t WHERE c = 'x  , y;' ;") == "SELECT a, b FROM t WHERE c = 'x  , y;'"
 
 
-def test_mistakes_are_a_lost_join_a_wrong_case_and_a_misspelt_column() -> None:
-    made = {m.kind: m.sql for m in mistakes(JOIN, needed(JOIN, SCHEMA), SCHEMA, random.Random(0))}
-    assert made["missing_join"] == "SELECT customers.full_name FROM policies WHERE policies.kind = 'home'"
-    assert made["literal_case"] == JOIN.replace("'home'", "'Home'")
-    assert made["misspelt_column"] != JOIN
-    assert "JOIN customers" in made["misspelt_column"]
+def test_mistakes_are_a_missing_table_a_wrong_text_and_a_misspelt_name() -> None:
+    made = {m.kind: m for m in mistakes(JOIN, needed(JOIN, SCHEMA), SCHEMA, random.Random(0))}
+    assert made["missing_table"].sql == "SELECT full_name FROM policies WHERE kind = 'home'"
+    assert made["literal_case"].sql == JOIN.replace("'home'", "'Home'")
+    assert made["literal_case"].look == "SELECT DISTINCT kind FROM policies LIMIT 10"
+    assert made["wrong_column"].sql != JOIN
+    assert made["wrong_column"].sql.endswith(" = 'home'")
+    for kind in ("misspelt_column", "misspelt_table"):
+        assert made[kind].sql != JOIN
+        assert "= 'home'" in made[kind].sql
 
 
-def test_a_misspelt_column_is_no_column_of_the_database() -> None:
-    sql = "SELECT city FROM customers"
-    for seed in range(20):
-        (mistake,) = mistakes(sql, Needed(("customers",), ("customers.city",)), SCHEMA, random.Random(seed))
-        assert mistake.sql == "SELECT cities FROM customers"
+def test_a_condition_on_another_table_can_lose_its_subquery() -> None:
+    sql = "SELECT city FROM customers AS c WHERE c.customer_id IN (SELECT customer_id FROM policies WHERE kind = 'car')"
+    made = {m.kind: m.sql for m in mistakes(sql, needed(sql, SCHEMA), SCHEMA, random.Random(0))}
+    assert made["missing_table"] == "SELECT city FROM customers WHERE kind = 'car'"
+
+
+def test_a_misspelt_name_is_no_name_of_the_database() -> None:
+    known = {table.name for table in SCHEMA.tables} | {
+        column.name for table in SCHEMA.tables for column in table.columns
+    }
+    sql, wanted = "SELECT kind FROM policies", Needed(("policies",), ("policies.kind",))
+    found = {mistake.sql for seed in range(20) for mistake in mistakes(sql, wanted, SCHEMA, random.Random(seed))}
+    assert "SELECT kinds FROM policies" in found
+    assert "SELECT policie_kind FROM policies" in found
+    assert "SELECT kind FROM policie" in found
+    assert all({*query.split()[1::2]} - known for query in found)

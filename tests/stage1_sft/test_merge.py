@@ -1,5 +1,6 @@
 """Merging a real adapter of a tiny model: what is saved decides as the adapter does, or nothing is saved."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,19 @@ def test_a_merged_folder_is_whole_and_keeps_dtype_tokenizer_and_template(tmp_pat
     own, other = (AutoTokenizer.from_pretrained(folder) for folder in (base, tmp_path / "merged"))
     assert own.chat_template == other.chat_template
     assert not (tmp_path / "merged.partial").exists()
+
+
+@pytest.mark.parametrize("known", [0, [0, 3]], ids=["one", "several"])
+def test_a_merged_base_model_stops_at_the_end_of_a_turn(tmp_path: Path, base: Path, known: int | list[int]) -> None:
+    """The configuration of a base model names the end of a document."""
+    from transformers import AutoTokenizer
+
+    other, turn_end = Path(shutil.copytree(base, tmp_path / "other")), AutoTokenizer.from_pretrained(base).eos_token_id
+    for name in ("config.json", "generation_config.json"):
+        (other / name).write_text(json.dumps(json.loads((base / name).read_text()) | {"eos_token_id": known}))
+    merge(other, _save_adapter(base, tmp_path / "adapter", 0.5), tmp_path / "merged")
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / "merged" / name).read_text())["eos_token_id"] == turn_end
 
 
 def test_an_adapter_that_changes_nothing_is_refused(tmp_path: Path, base: Path) -> None:

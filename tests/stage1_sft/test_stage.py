@@ -1,5 +1,6 @@
 """The stage as a command: what it says, skips, continues and refuses."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,7 +15,7 @@ from shared.records import read_questions, write_jsonl
 from shared.runs.manifest import RunDirectory, read_manifest
 from stage1_sft import stage
 from tests.shared.examples import tokenizer_folder
-from tests.stage1_sft.examples import ROOT, questions, settings
+from tests.stage1_sft.examples import ROOT, questions, settings, with_gold
 from tests.tiny_model import save_tiny_model
 
 
@@ -84,6 +85,27 @@ def test_the_seed_orders_the_traces_not_the_file_of_questions(tmp_path: Path) ->
     assert order(1) != first
 
 
+def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(tmp_path: Path) -> None:
+    run, rows = _run_with_data(tmp_path), questions(tmp_path / "runs")
+    rows[2] = with_gold(rows[2], "SELECT nothing FROM claims")
+    rows[3] = dataclasses.replace(rows[3], question="Ilu klientów?")
+    write_jsonl(run.data / "train.jsonl", rows[2:])
+    run.sft.mkdir()
+    _, _, counts = stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
+    assert counts["train"]["languages"] == {"English": 5, "unknown": 1}
+    assert stage.counts_line({**counts["train"], "too_long": 2}) == (
+        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: 2; traces that "
+        "answer with bare values: 1, because their questions are in none of the languages in which answers are written "
+        "(English, German, French, Spanish, Italian, Portuguese, Dutch)"
+    )
+    assert stage.counts_line(counts["val"]) == "2 traces"
+    write_jsonl(run.data / "val.jsonl", rows[2:3])
+    shutil.rmtree(run.sft)
+    run.sft.mkdir()
+    with pytest.raises(UserError, match=r"gives a trace \(0 traces; questions that gave none: 1 \(gold fails: 1\)\)"):
+        stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
+
+
 @pytest.mark.slow
 def test_the_stage_trains_merges_is_skipped_and_repairs_itself(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -102,8 +124,8 @@ def test_the_stage_trains_merges_is_skipped_and_repairs_itself(
     shutil.rmtree(merged)
     stage.run(config, run)
     assert (merged / "model.safetensors").exists()
-    with pytest.raises(UserError, match=r"sft\.max_length"):
-        stage.run(_tiny_settings(tmp_path, "sft.max_length=50"), run)
+    with pytest.raises(UserError, match=r"longer than agent\.context_tokens"):
+        stage.run(_tiny_settings(tmp_path, "agent.context_tokens=50"), run)
     assert stage.run(config, run) == merged
     assert "already trained" in capsys.readouterr().out
 
@@ -138,6 +160,6 @@ def _tiny_settings(folder: Path, *overrides: str) -> Config:
     if not model.exists():
         save_tiny_model(model)
     return settings(
-        f"model={model}", f"runs_dir={folder / 'runs'}", "sft.max_length=4096", "sft.batch_size=4", "sft.eval_steps=2",
+        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4", "sft.eval_steps=2",
         "sft.learning_rate=0.01", *overrides,
     )  # fmt: skip

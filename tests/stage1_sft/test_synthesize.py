@@ -6,7 +6,7 @@ import pytest
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from stage1_sft.synthesize import build, synthesize
-from stage1_sft.traces import Trace, flaw
+from stage1_sft.traces import Trace, calls_of, flaw
 from tests.beside import REAL_DATA, needs_real_data
 from tests.shared.examples import insurance_file, tiny_tokenizer
 from tests.stage1_sft.examples import JOIN, calls, questions, settings, with_gold
@@ -46,18 +46,93 @@ def test_the_same_seed_gives_the_same_traces_and_another_seed_others(tmp_path: P
     assert _traces(tmp_path, tokenizer, "seed=1") != first
 
 
-def test_wrong_queries_are_shown_with_their_real_outcome_but_not_trained(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    traces = _traces(tmp_path, tokenizer, "sft.wrong_turn_share=0.999", "sft.search_miss_share=0")
-    wrong = [trace for trace in traces if trace["provenance"]["mistake"]]
-    assert len(wrong) >= 6  # COUNT(*) FROM claims leaves nothing to get wrong
-    for trace in wrong:
-        assert calls(trace)[-2:] == [("execute_sql", False), ("execute_sql", True)]
-        assert trace["trained"].count(False) == sum(message["role"] != "assistant" for message in trace["messages"]) + 1
+def queries(trace: Trace) -> list[tuple[str, bool, str]]:
+    """Text, trained, and answer of each query of a trace."""
+    found = []
+    for turn, trained, answer in zip(trace["messages"], trace["trained"], trace["messages"][1:], strict=False):
+        found += [
+            (call.arguments["sql"], trained, answer["content"]) for call in calls_of(turn) if "sql" in call.arguments
+        ]
+    return found
+
+
+def with_mistakes(folder: Path, tokenizer: Tokenizer) -> list[Trace]:
+    """Traces of the questions under many seeds, all with a mistake where the gold leaves something to get wrong."""
+    rows, shares = questions(folder), ("sft.wrong_turn_share=0.999", "sft.search_miss_share=0", "sft.parallel_share=0")
+    rows.append(with_gold(dataclasses.replace(rows[0], id="q9"), "SELECT full_name FROM customers WHERE city = 'Bern'"))
+    made = [build(row, settings(f"seed={seed}", *shares), tokenizer) for row in rows for seed in range(12)]
+    wrong = [trace for trace in made if trace["provenance"]["mistake"]]
+    by_id = {row.id: row for row in rows}
+    assert not any(flaw(trace, by_id[trace["id"]], settings(*shares), tokenizer) for trace in wrong)
+    assert len(wrong) > 0.9 * len(made)
+    return wrong
+
+
+def test_wrong_queries_of_every_kind_are_shown_with_their_real_outcome_but_not_trained(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    wrong = with_mistakes(tmp_path, tokenizer)
     kinds = {trace["provenance"]["mistake"] for trace in wrong}
-    assert kinds == {"misspelt_column", "missing_join", "literal_case"}
-    misspelt = next(trace for trace in wrong if trace["provenance"]["mistake"] == "misspelt_column")
-    outcomes = [message["content"] for message in misspelt["messages"] if message["role"] == "tool"]
-    assert "no such column" in outcomes[-2]
+    assert kinds == {"misspelt_column", "misspelt_table", "missing_table", "literal_case", "wrong_column"}
+    for trace in wrong:
+        tried = queries(trace)
+        assert [trained for _, trained, _ in tried].count(False) in (1, 2)
+        assert (trace["gold_sql"], True) in [(sql, trained) for sql, trained, _ in tried]
+        for sql, trained, answer in tried:
+            if trace["provenance"]["mistake"].startswith("misspelt"):
+                assert trained != answer.startswith("Error: no such ")
+            assert trained or sql != trace["gold_sql"]
+
+
+def test_a_repeated_wrong_query_is_left_by_another_one(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    repeated = [t for t in with_mistakes(tmp_path, tokenizer) if t["provenance"]["way_out"] == "repeat"]
+    assert repeated
+    for trace in repeated:
+        first, second, right = queries(trace)
+        assert first[0] == second[0] != right[0] == trace["gold_sql"]
+        assert [first[1], second[1], right[1]] == [False, False, True]
+
+
+def test_after_a_column_of_an_unread_table_that_table_is_read(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    missing = [t for t in with_mistakes(tmp_path, tokenizer) if t["provenance"]["mistake"] == "missing_table"]
+    assert missing
+    for trace in missing:
+        names = [name for name, _ in calls(trace)]
+        last_wrong = max(i for i, call in enumerate(calls(trace)) if call == ("execute_sql", False))
+        assert names[last_wrong - 1 : last_wrong] != ["search_schema"]
+        assert calls(trace)[last_wrong + 1 :] == [("get_columns", True), ("execute_sql", True)]
+
+
+def test_after_a_query_that_finds_nothing_the_values_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    looks = [t for t in with_mistakes(tmp_path, tokenizer) if t["provenance"]["way_out"] == "look"]
+    assert looks
+    for trace in looks:
+        wrong, look, right = queries(trace)
+        assert (wrong[1], look[1], right[1]) == (False, True, True)
+        assert look[0].startswith("SELECT DISTINCT ")
+
+
+def test_giving_up_goes_back_to_the_best_query_so_far(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    given_up = [t for t in with_mistakes(tmp_path, tokenizer) if t["provenance"]["way_out"] == "give_up"]
+    blocks = [trace["messages"][-1]["content"].partition("\n```sql\n")[2] for trace in given_up]
+    assert "" in blocks  # where the later query failed, the last one that ran is the best
+    assert {*blocks} - {""}
+    for trace, block in zip(given_up, blocks, strict=True):
+        best, *later = queries(trace)
+        assert best[0] == trace["gold_sql"]
+        assert not any(trained for _, trained, _ in later)
+        assert block in ("", f"{trace['gold_sql']}\n```")
+        assert bool(block) == any(not answer.startswith("Error") for _, _, answer in later)
+
+
+def test_a_question_in_german_is_answered_in_german_without_english_thoughts(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    asked = dataclasses.replace(questions(tmp_path)[0], question="Wie viele Schadensfälle gibt es?")
+    for i in range(20):
+        trace = build(dataclasses.replace(asked, id=f"q{i}"), settings(*PLAIN), tokenizer)
+        assert trace["messages"][-1]["content"] == "Die Antwort ist 3."
+        assert {turn["content"] for turn in trace["messages"] if turn.get("tool_calls")} == {""}
 
 
 def test_a_missed_search_is_not_trained_and_a_better_one_follows(tmp_path: Path, tokenizer: Tokenizer) -> None:
