@@ -224,7 +224,7 @@ def main() -> None:
     if works and not environment.entered(ROOT):  # once, before anything is downloaded
         needs = machine.Needs(profile, before_setup=not environment.is_inside(ROOT))
         machine.refuse(machine.look(), needs, only_warn=name == "setup")  # which may be made for another machine
-    environment.enter(ROOT, profile, any_device=dry_run)  # so that a plan for the other device rebuilds nothing
+    environment.enter(ROOT, profile, dry_run=dry_run)
     work(args)
 
 
