@@ -52,9 +52,9 @@ ANSWERS = [
 @pytest.fixture(scope="module")
 def plugin() -> Any:
     pytest.importorskip("vllm")
-    from shared.vllm_plugins import qwen25_coder_parser
+    from shared.tool_calls import vllm_plugin
 
-    return qwen25_coder_parser
+    return vllm_plugin
 
 
 @pytest.fixture(scope="module")

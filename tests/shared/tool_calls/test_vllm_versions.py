@@ -48,7 +48,7 @@ PROGRAM = """
 import importlib, json, sys
 from types import SimpleNamespace as Record
 from shared.agent.prompts import TOOLS
-from shared.vllm_plugins import qwen25_coder_parser as plugin
+from shared.tool_calls import vllm_plugin as plugin
 cls = importlib.import_module(sys.argv[1]).ToolParserManager.tool_parsers["qwen25_coder"]
 text = 'So.\\n<tool_call>\\n{"name": "get_columns", "arguments": {"table": "claims"}}\\n</tool_call>'
 request = Record(tools=TOOLS, tool_choice="auto")
@@ -91,7 +91,7 @@ def test_the_adapter_finds_its_way_in_each_layout(version: str, tmp_path: Path) 
 def test_a_vllm_of_another_layout_is_refused_in_a_sentence(tmp_path: Path) -> None:
     _write_module(tmp_path, PARSERS, PARSER_MODULE.format(arguments="self, tokenizer"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    command = [sys.executable, "-c", "import shared.vllm_plugins.qwen25_coder_parser"]
+    command = [sys.executable, "-c", "import shared.tool_calls.vllm_plugin"]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "This vLLM has no DeltaFunctionCall" in done.stderr
 
