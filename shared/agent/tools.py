@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,11 +19,13 @@ from typing import Any
 
 from shared.models.tokenizer import Tokenizer
 from shared.records import ToolCall
-from shared.sql.database import Database, SqlError, Table
+from shared.sql.database import Database, SqlError, Table, quoted
 
 _MAX_TABLES = 5  # lines of one schema search
 _MATCHED_COLUMNS = 4  # columns named in one line of it
 _SAMPLES = 3  # distinct values shown per column
+_SAMPLE_LENGTH = 10_000  # characters or bytes; longer values are no samples
+_LONGEST_TOKEN = 64  # characters; a text that needs longer ones to fit is cut without counting its tokens
 _SAMPLE_ROWS = 1000  # rows looked at for them
 _SAMPLE_WIDTH = 30  # characters of one sample text
 _CELL_WIDTHS = (200, 40, 12)  # characters of one result cell; the next when not even one row fits
@@ -90,10 +93,13 @@ class Toolbox:
             answer = "its answer stands above" if ok else "it fails again in the same way"
             text = f"{'' if ok else 'Error: '}You made this call before, {answer}. {advice}"
         self._made.append(call)
-        if self._tokenizer.count(text) > self._max_tokens:
-            mark = " ..."
+        if not self._fits(text):
+            mark, text = " ...", text[: _LONGEST_TOKEN * self._max_tokens]
             text = self._tokenizer.cut(text, self._max_tokens - self._tokenizer.count(mark))[0] + mark
         return Observation(text, ok)
+
+    def _fits(self, text: str) -> bool:
+        return len(text) <= _LONGEST_TOKEN * self._max_tokens and self._tokenizer.count(text) <= self._max_tokens
 
     def _search_schema(self, query: str) -> str:
         """A line for each of the best tables, with those of their columns that answer best to the searched words.
@@ -139,18 +145,25 @@ class Toolbox:
         Columns that the question or a search touched get theirs first, keys last. Where those get none, the others lose
         their types; where the table is wider still, the others are left out.
         """
-        bare = name.strip().removeprefix("main.").strip("\"'`[] ")
-        table = self.database.schema.table(name) or self.database.schema.table(bare)
+        parts = [name.strip(), name.strip().removeprefix("main.")]
+        inner = [part[1:-1].replace(q * 2, q) for part in parts for q in "\"`'" if part[:1] == part[-1:] == q]
+        bare = parts[1].strip("\"'`[] ")
+        candidates = (name, *parts, *inner, bare)  # as the table is called, or as SQL would write it
+        table = next(filter(None, map(self.database.schema.table, candidates)), None)
         if table is None:
             names = [table.name for table in self.database.schema.tables]
             raise SqlError(f"no such table: {bare}.{_nearest(bare, names)} Tables: {_listed(names)}.")
-        source = _quoted(table.name)
+        source, deadline = quoted(table.name), time.monotonic() + self.database.limits.timeout_seconds
         ((count,),) = self.database.execute(f"SELECT count(*) FROM {source}").rows
         head = f"{_listed([table.name])}: {_plural(count, 'row')}"
         values = []
-        for cell in (_quoted(column.name) for column in table.columns):
-            some = f"SELECT {cell} FROM {source} WHERE {cell} IS NOT NULL LIMIT {_SAMPLE_ROWS}"
-            rows = self.database.execute(f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}").rows
+        for cell in (quoted(column.name) for column in table.columns):
+            some = f"SELECT {cell} FROM {source} WHERE length({cell}) < {_SAMPLE_LENGTH} LIMIT {_SAMPLE_ROWS}"
+            query = f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}"
+            try:
+                rows = self.database.execute(query, seconds=deadline - time.monotonic()).rows
+            except SqlError:  # an answer in time without samples is better than none
+                rows = ()
             values.append([_literal(value) for (value,) in rows])
         searches = [str(call.arguments.get("query")) for call in self._made if call.name == "search_schema"]
         words = {*_words(" ".join([self._question, *searches]))} - {*_words(table.name)}
@@ -217,11 +230,12 @@ class Toolbox:
         low, high = 0, len(lines)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._tokenizer.count(text(middle)) <= self._max_tokens:
+            if self._fits(text(middle)):
                 low = middle
             else:
                 high = middle - 1
-        if low == 0 and self._tokenizer.count(text(0)) > self._max_tokens:
+        if low == 0 and not self._fits(text(0)):
+            head = head[: _LONGEST_TOKEN * self._max_tokens]
             end = f" ...\n{tail(0)}"
             head = self._tokenizer.cut(head, max(0, self._max_tokens - self._tokenizer.count(end) - 1))[0] + " ..."
         return text(low), low
@@ -277,14 +291,10 @@ def _literal(value: Any) -> str:
     return f"'{text.removesuffix('...')}'..." if len(value) > _SAMPLE_WIDTH else f"'{text}'"
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _listed(names: Iterable[str]) -> str:
     """Names as they must be written in SQL: in double quotes only where needed."""
     return ", ".join(
-        name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _RESERVED else _quoted(name)
+        name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _RESERVED else quoted(name)
         for name in names
     )
 
