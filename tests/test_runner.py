@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import run_pipeline
 from data import importing
 from shared.errors import UserError
 from shared.processes.owned_process import locked
+from shared.records import read_questions
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, read_manifest
 from shared.runs.usage import read_usage
 
@@ -79,6 +81,27 @@ def test_a_finished_stage_is_skipped_and_its_cost_kept(
     assert "already" in capsys.readouterr().out
     assert (directory.data / "manifest.json").stat().st_mtime_ns == manifest
     assert read_usage(directory) == before
+
+
+@pytest.mark.parametrize("how", [shutil.move, shutil.copytree])
+def test_a_moved_or_copied_run_goes_on(
+    options: list[str],
+    directory: RunDirectory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    how: Callable[[Path, Path], object],
+) -> None:
+    run([*options, "--only", "data", "--set", "data.copies=1"])
+    assert str(tmp_path) not in (directory.data / "train.jsonl").read_text().replace(str(tmp_path / "spider"), "")
+    how(directory.path, tmp_path / "elsewhere" / "main")
+    moved = RunDirectory(tmp_path / "elsewhere" / "main")
+    capsys.readouterr()
+    run([*options, "--only", "data", "--set", "data.copies=1", "--set", f"runs_dir={tmp_path / 'elsewhere'}"])
+    assert f"already prepared in {moved.data}" in capsys.readouterr().out
+    for question in read_questions(moved.data / "train.jsonl"):
+        assert Path(question.database).is_file()
+        assert moved.data in Path(question.copies).parents
+        assert Path(question.copies).is_dir()
 
 
 def test_changed_settings_run_a_stage_again(options: list[str], directory: RunDirectory) -> None:
@@ -213,6 +236,8 @@ def test_every_command_of_the_readme_is_understood(
 ) -> None:
     """Each is carried out as a dry run; `check` would run this very test, `--help` must do for it."""
     words = shlex.split(line.replace("PATH_TO_FOLDER", str(spider)).replace("=imported", f"={spider}"))
+    words = [str(spider / "database" / "shop_0" / "shop_0.sqlite") if word == "shop.sqlite" else word for word in words]
+    words = [word.replace("shop_questions", str(spider)) if "spider_dir" in word else word for word in words]
     if words[0] in ("uv", "pip", "vllm"):  # programs of others: the files that they are given must exist
         assert all((REPO / word).exists() for word in words if word.startswith(("requirements/", "shared/")))
         return

@@ -217,6 +217,8 @@ class Draw:
         columns = [c for c in table.columns if c.can_be_ordered and c not in without]
         column = self.one(columns)
         function, word = self.one(AGGREGATES[Meaning.DATE if column.meaning is Meaning.DATE else column.meaning])
+        if any(called.startswith(word) for called in column.words):  # "total total amount"
+            raise NoFit
         return function, word, column
 
     def superlative(self, column: Column) -> tuple[str, bool]:

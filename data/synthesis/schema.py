@@ -193,6 +193,7 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
         spoken = (
             f"{spoken} value" if spoken in ("highest", "lowest", "average", "open", "high", "low", "close") else spoken
         )
+        spoken = f"{one} name" if spoken == one else spoken
         spoken = f"{one} {spoken}" if spoken in ("ID", "code", "number") else spoken
         inferred = Column(
             declared.name, column.name, Meaning.IGNORED, (spoken,), values,

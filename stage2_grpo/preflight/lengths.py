@@ -1,11 +1,11 @@
 """How long episodes are, in the model's own tokens, and the limits that follow.
 
-An episode is its first prompt, then turn after turn what the model writes (end-of-turn token included) and what comes back
-(observations and the template's markup around them). Recorded observations were cut to a limit; their calls are run again
-without one, so that a better limit can be chosen.
+An episode is its first prompt, then turn after turn what the model writes (end-of-turn token included) and what comes
+back (observations and the template's markup around them). Recorded observations were cut to a limit; their calls are
+run again without one, so that a better limit can be chosen.
 
-The traces of stage 1 are an expert's, and a policy that explores takes wrong turns. So the context gets room for two turns
-more than the longest expert needs, and a turn half as much again as the longest expert's.
+The traces of stage 1 are an expert's, and a policy that explores takes wrong turns. So the context gets room for two
+turns more than the longest expert needs, and a turn half as much again as the longest expert's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SMALLEST_OBSERVATION = 64  # tokens; an error message has to fit
 
 @dataclass(frozen=True)
 class EpisodeLengths:
-    """Tokens of one episode. `growths[i]` is what the prompt gains from turn i to i + 1, besides turn i's own answer."""
+    """Tokens of one episode. `growths[i]`: what the prompt gains from turn i to i + 1 besides turn i's answer."""
 
     first_prompt: int
     answers: tuple[int, ...]  # one per turn
@@ -63,7 +63,7 @@ class Counter:
         return self.tokenizer.count(self._template.render(opening_messages(question), TOOLS, prompt=True))
 
     def prompts_and_answers(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Tokens of prompt and answer of each turn; what the template writes after an answer belongs to the next prompt."""
+        """Tokens of prompt and answer of each turn; what the template writes after an answer is the next prompt's."""
         counts = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -134,7 +134,7 @@ def current(config: Config) -> dict[str, int]:
 
 
 def overflow(episodes: Sequence[EpisodeLengths], openings: Sequence[int], limits: Limits) -> dict[str, float]:
-    """Shares (0 to 1) of questions, episodes and tool answers that do not fit; observations count as cut to their limit."""
+    """Shares (0 to 1) of questions, episodes and tool answers that do not fit; observations count as cut."""
     turns, turn, observation, context = (limits[name] for name in LIMITS)
     faults = {
         "episodes: more turns than agent.max_turns": [len(episode.answers) > turns for episode in episodes],

@@ -3,8 +3,8 @@
     while vLLM generates    weights (bf16) + workspace + KV cache, within vllm.gpu_memory_utilization of the card
     while the trainer runs  weights (fp32) + a bf16 copy + gradient and optimizer + logits and activations of one pass
 
-KV cache and checkpoint sizes are exact, and the bytes per logit were counted in VERL's code path. The rest is estimated; no
-figure here has been measured on a GPU.
+KV cache and checkpoint sizes are exact, and the bytes per logit were counted in VERL's code path. The rest is
+estimated; no figure here has been measured on a GPU.
 """
 
 from __future__ import annotations
