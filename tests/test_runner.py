@@ -225,7 +225,7 @@ def readme_commands() -> list[str]:
     """Every command in a bash block of README.md and docs/, once."""
     pages = "\n".join(page.read_text() for page in (REPO / "README.md", *sorted((REPO / "docs").glob("*.md"))))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
-    lines = [line.partition("#")[0].strip() for block in blocks for line in block.splitlines()]
+    lines = [line.partition("#")[0].strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [*dict.fromkeys(filter(None, lines))]
 
 

@@ -144,6 +144,6 @@ def test_the_real_spider_sample_is_split_without_leak(tmp_path: Path) -> None:
     splits = [list(read_questions(tmp_path / f"{name}.jsonl")) for name in ("train", "val", "test")]
     assert sum(map(len, splits)) == 575
     assert len(counts["databases"]) == 11
-    assert len(counts["unseen_databases"]) == 3
+    assert len(counts["unseen_databases"]) == 2  # three would take more than a third of the questions
     assert 0 < counts["empty_golds"] < 20
     leakage_check(*splits)
