@@ -189,7 +189,11 @@ def plan(pipeline: Pipeline) -> list[str]:
 
     config, run = pipeline.config, pipeline.run
     plans = {"data": data.stage.plan, "sft": stage1_sft.stage.plan, "grpo": stage2_grpo.stage.plan}
-    lines = [f"profile {config.profile}, model {config.model}, seed {config.seed}, run directory {run.path}"]
+    lines = [
+        f"profile {config.profile}, model {config.model}, seed {config.seed}, run directory {run.path}",
+        f"at most {config.agent.context_tokens} tokens (agent.context_tokens) in an episode, and so on the server, in a "
+        f"trace and in a training row; at most {config.agent.max_turn_tokens} (agent.max_turn_tokens) in an answer",
+    ]
     for stage in STAGES:
         lines += plans[stage](config, run) if stage in plans else [f"{stage}: writes {folder(stage, run)}"]
     return lines
@@ -220,7 +224,7 @@ def main() -> None:
     if works and not environment.entered(ROOT):  # once, before anything is downloaded
         needs = machine.Needs(profile, before_setup=not environment.is_inside(ROOT))
         machine.refuse(machine.look(), needs, only_warn=name == "setup")  # which may be made for another machine
-    environment.enter(ROOT, profile, any_device=dry_run)  # so that a plan for the other device rebuilds nothing
+    environment.enter(ROOT, profile, dry_run=dry_run)
     work(args)
 
 

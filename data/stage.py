@@ -10,13 +10,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.demo.build import make_rows, write_database
-from data.demo.domains import DOMAINS
-from data.demo.generate import Taken, generate
 from data.questions import EVIDENCE, Loaded, load
 from data.sources import SourceRow, find_source, read_rows
 from data.splits import Splits, leakage_check, make_splits
 from data.sql_form import gold_key, question_key
+from data.synthesis.demo import demo_questions
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.records import Question, read_questions, write_jsonl
@@ -24,7 +22,7 @@ from shared.reward.perturbed_copies import make_copies
 from shared.runs.manifest import RunDirectory, attempt, fingerprint, finish_stage, finished
 from shared.runs.output_paths import refuse_overwriting
 
-VERSION = 4  # raise when the same settings give other data
+VERSION = 5  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")
 _LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 
@@ -70,7 +68,10 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     source = _source(config)
-    loaded = _demo(config, folder) if source is None else _read(config, source, folder)
+    if source is None:
+        loaded = Loaded(demo_questions(config, folder.resolve() / "databases"))
+    else:
+        loaded = _read(config, source, folder)
     sizes = {question.db_id: Path(question.database).stat().st_size for question in loaded.questions}
     splits = make_splits(loaded.questions, config.data, config.seed, sizes)
     if len(splits.unseen) < config.data.unseen_databases:
@@ -94,20 +95,6 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
         "skipped": len(loaded.bad_rows),
         "empty_golds": loaded.empty_golds,
     }
-
-
-def _demo(config: Config, folder: Path) -> Loaded:
-    databases = folder.resolve() / "databases"
-    databases.mkdir(exist_ok=True)
-    taken = Taken()
-    loaded = Loaded()
-    for domain in tqdm(DOMAINS, desc="making demo databases", unit="database", delay=2):
-        path = databases / f"{domain.db_id}.sqlite"
-        rows = make_rows(domain)
-        write_database(domain, rows, path)
-        drawn = generate(domain, rows, config.data.questions_per_database, config.seed, taken)
-        loaded.questions += [dataclasses.replace(question, database=str(path)) for question in drawn]
-    return loaded
 
 
 def _read(config: Config, source: Path, folder: Path) -> Loaded:

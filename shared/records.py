@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import UserError
+from shared.tool_calls import ToolCall as ToolCall  # belongs to the parser, which is also a package of its own
 
 Message = dict[str, Any]
 """One OpenAI chat message: role, content, and for assistants optionally `tool_calls` (arguments as a JSON string)."""
@@ -32,14 +33,6 @@ class Question:
     form: str = ""  # generator form or source, for reports
     split_kind: str = ""  # "seen_database" | "unseen_database" in the test split, else ""
     copies: str = ""  # folder of perturbed copies of the database, on which a rewarded answer must agree too; "" = none
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A tool call as the model meant it; `arguments` is the decoded JSON object."""
-
-    name: str
-    arguments: dict[str, Any]
 
 
 class StopReason(enum.StrEnum):

@@ -143,7 +143,7 @@ def counts_line(counts: Mapping[str, Any]) -> str:
         reasons = ", ".join(f"{reason}: {count}" for reason, count in dropped.items())
         parts.append(f"questions that gave none: {sum(dropped.values())} ({reasons})")
     if counts.get("too_long"):
-        parts.append(f"traces left out as longer than sft.max_length: {counts['too_long']}")
+        parts.append(f"traces left out as longer than agent.context_tokens: {counts['too_long']}")
     if neutral := counts["languages"].get(UNKNOWN):
         parts.append(
             f"traces that answer with bare values: {neutral}, because their questions are in none of the languages "
@@ -166,11 +166,11 @@ def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
     with attempt(run.sft, mark):
         traces, val_traces, counts = make_traces(config, run, base)
         tokenizer = AutoTokenizer.from_pretrained(base)
-        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.sft.max_length)
-        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.sft.max_length)
+        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.agent.context_tokens)
+        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.agent.context_tokens)
         if not examples or not val:
             raise UserError(
-                f"Every trace is longer than sft.max_length ({config.sft.max_length} tokens); raise it or lower "
+                f"Every trace is longer than agent.context_tokens ({config.agent.context_tokens}); raise it or lower "
                 "agent.observation_tokens."
             )
     print("\n".join(f"sft: {split}: {counts_line(counts[split])}" for split in TRACE_FILES), flush=True)

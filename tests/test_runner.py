@@ -141,6 +141,7 @@ def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     plan = capsys.readouterr().out
     for folder in (directory.data, directory.sft, directory.grpo, directory.evaluation("base"), directory.report):
         assert str(folder) in plan
+    assert "at most 1536 tokens (agent.context_tokens)" in plan
     assert not directory.path.exists()
 
 
@@ -212,6 +213,8 @@ def test_every_command_of_the_readme_is_understood(
 ) -> None:
     """Each is carried out as a dry run; `check` would run this very test, `--help` must do for it."""
     words = shlex.split(line.replace("PATH_TO_FOLDER", str(spider)).replace("=imported", f"={spider}"))
+    words = [str(spider / "database" / "shop_0" / "shop_0.sqlite") if word == "shop.sqlite" else word for word in words]
+    words = [word.replace("shop_questions", str(spider)) if "spider_dir" in word else word for word in words]
     if words[0] in ("uv", "pip", "vllm"):  # programs of others: the files that they are given must exist
         assert all((REPO / word).exists() for word in words if word.startswith(("requirements/", "shared/")))
         return

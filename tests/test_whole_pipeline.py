@@ -32,8 +32,6 @@ SETTINGS = {
     "agent.max_turn_tokens": 192,  # the tiny tokenizer knows few words
     "agent.observation_tokens": 512,
     "agent.context_tokens": 3072,
-    "vllm.max_model_len": 3072,
-    "sft.max_length": 3072,
     "sft.max_traces": 8,
     "sft.learning_rate": 1e-3,
     "sft.eval_steps": 1,
@@ -46,7 +44,6 @@ SETTINGS = {
     "grpo.val_questions": 2,
     "grpo.test_every": 1,
     "grpo.save_every": 1,
-    "grpo.trajectory_response_length": 2717,
     "grpo.weight_bucket_mb": 64,
     "vllm.cpu_kv_cache_gib": 1,
     "evaluate.questions": 4,

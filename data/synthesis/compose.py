@@ -145,7 +145,7 @@ class Draw:
     def phrase(
         self,
         table: Table,
-        kinds: str = "plain own own own two parent parent both grand average",
+        kinds: str = "plain own own own two parent parent both grand average average average",
         without: Sequence[Column] = (),
     ) -> Phrase:
         """A noun phrase about rows of a table, with conditions on them or on rows they refer to."""
@@ -174,6 +174,11 @@ class Draw:
                 joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
             found, column = self.condition(parent)
             words = self._related(role, parent, found, column)
+            if kind == "parent" and self.rng.random() < 0.3:
+                second, _ = self.condition(parent, (column,))
+                words = f"whose {role} has {found.noun} and {second.noun}"
+                where, sorts = (found.sql, second.sql), (found.sort, second.sort)
+                return Phrase(f"{many} {words}", table, where, joins, sorts)
             phrase = Phrase(f"{many} {words}", table, (found.sql,), joins, (found.sort,))
             if kind != "both":
                 return phrase
@@ -212,6 +217,8 @@ class Draw:
         columns = [c for c in table.columns if c.can_be_ordered and c not in without]
         column = self.one(columns)
         function, word = self.one(AGGREGATES[Meaning.DATE if column.meaning is Meaning.DATE else column.meaning])
+        if any(called.startswith(word) for called in column.words):  # "total total amount"
+            raise NoFit
         return function, word, column
 
     def superlative(self, column: Column) -> tuple[str, bool]:

@@ -296,7 +296,7 @@ SORTS = "equal unequal either compare between date_compare date_between year lik
 
 def draw(rng: random.Random, column: Column) -> Condition:
     """A random condition that makes sense for the column; raises NoFit when this one does not."""
-    if column.has_null and rng.random() < 0.25:
+    if column.has_null and rng.random() < 0.4:
         return _missing(rng, column)
     builders = _BUILDERS.get(column.meaning)
     if not builders or not column.values:

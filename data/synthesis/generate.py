@@ -160,6 +160,8 @@ class Audit:
         if query.order and query.limit and len(result.rows) < query.limit:
             return "fewer rows than asked for"
         if query.order:
+            if not query.limit and len(result.rows) < 2:
+                return "one row in order"
             keys = self._run(replace(query, select=(query.order,), limit=0).sql).rows
             keys = keys[: query.limit + 1] if query.limit else keys
             if (None,) in keys or (query.limit and len(set(keys)) < len(keys)):

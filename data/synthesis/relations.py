@@ -116,6 +116,8 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
     column = draw.one(numbers)
     adds = column.meaning is Meaning.QUANTITY and draw.rng.random() < 0.6
     words = column.measured(draw.rng)
+    if words.startswith("total" if adds else "average"):
+        raise NoFit
     of = "" if not found and edge.child.singular in words else f" of {np}"
     slots["measure"] = f"{'total' if adds else 'average'} {words}{of}"
     return query, slots, edge, f"{'SUM' if adds else 'AVG'}({column.number})"

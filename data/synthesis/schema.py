@@ -193,6 +193,7 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
         spoken = (
             f"{spoken} value" if spoken in ("highest", "lowest", "average", "open", "high", "low", "close") else spoken
         )
+        spoken = f"{one} name" if spoken == one else spoken
         spoken = f"{one} {spoken}" if spoken in ("ID", "code", "number") else spoken
         inferred = Column(
             declared.name, column.name, Meaning.IGNORED, (spoken,), values,
@@ -408,7 +409,12 @@ def _titled(table: Table) -> Table:
     lone = tuple(words.tokens(table.name))
     best = called.get(("name",)) or called.get(("title",)) or called.get((*lone, "name"))
     if best is None or best.meaning is not Meaning.NAME:
-        best = next(iter(sorted(names, key=lambda c: not c.is_unique)), None)
+        own = [
+            c
+            for c in names
+            if set(c.words[0].split()) - {"name", "title", "label", "full"} <= set(table.singular.split())
+        ]
+        best = next(iter(sorted(own, key=lambda c: not c.is_unique)), None)
     if best is None:
         described = [c for c in table.of(Meaning.DETAIL, Meaning.TEXT) if c.is_unique and not c.has_null]
         own = [c for c in described if words.spoken(words.tokens(c.name)) == table.singular]

@@ -26,6 +26,8 @@ def tokens(identifier: str) -> list[str]:
 def spoken(parts: Sequence[str]) -> str:
     """Tokens as words: abbreviations written out, acronyms in capitals."""
     words = [_SHORT.get(part, part.upper() if part in LISTS["acronyms"] and part != "zip" else part) for part in parts]
+    if (called := LEXICON["phrases"].get(" ".join(words))) is not None:
+        return str(called)
     if words[:1] == ["number"] and len(words) > 1 and is_plural(words[-1]):
         words.insert(1, "of")
     elif words[:1] == ["date"] and words[-1] in ("from", "to"):

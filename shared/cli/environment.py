@@ -34,12 +34,12 @@ _SMOKE_TEST = "import bz2, ctypes, sqlite3, ssl, sys, venv; print('%d.%d' % sys.
 _HEADER_TEST = "; import os, sysconfig; os.stat(sysconfig.get_path('include', 'posix_prefix') + '/Python.h')"
 
 
-def enter(root: Path, profile: str, *, any_device: bool = False) -> None:
+def enter(root: Path, profile: str, *, dry_run: bool = False) -> None:
     """Return inside the environment: make it if need be, then start the running script again with its Python.
 
-    With `any_device` the environment of another device will do.
+    With `dry_run` nothing is made: the environment that is there must do, also one of another device.
     """
-    python = ensure(root, profile, any_device=any_device)
+    python = ensure(root, profile, dry_run=dry_run)
     entered = os.environ.pop(_ENTERED, "") == str(root)
     if is_inside(root):
         return
@@ -50,17 +50,23 @@ def enter(root: Path, profile: str, *, any_device: bool = False) -> None:
     os.execv(python, [str(python), *sys.argv])
 
 
-def ensure(root: Path, profile: str, *, any_device: bool = False) -> Path:
+def ensure(root: Path, profile: str, *, dry_run: bool = False) -> Path:
     """The Python of the environment under `root`, made or brought up to date first where necessary.
 
-    With `any_device` a complete environment for another device serves as well.
-
-    Raises UserError when there is no Python 3.12 to be had, no room, or an installation step fails.
+    With `dry_run` any complete environment is used as it is. Raises UserError when that is missing, when `.venv` belongs to
+    another copy of the repository, when there is no Python 3.12 to be had, no room, or an installation step fails.
     """
-    venv, wanted = root / ".venv", wanted_stamp(root, profile)
-    if any_device and (other := read_stamp(venv).get("profile")) in _ROOM_GIB:
-        wanted = wanted_stamp(root, str(other))
-    if read_stamp(venv) != wanted:
+    venv, wanted, there = root / ".venv", wanted_stamp(root, profile), read_stamp(root / ".venv")
+    if there.get("root", str(root)) != str(root):
+        raise UserError(
+            f"{venv} belongs to another copy of the repository ({there['root']}), whose code it would run; remove it here and "
+            "run the same command again, which makes one for this copy."
+        )
+    if dry_run and not there:
+        raise UserError(
+            f"{venv} is not made yet, and a dry run makes nothing; run `python run_pipeline.py setup` first."
+        )
+    if not dry_run and there != wanted:
         with alone(root / ".tools" / "setup.lock"):
             found = read_stamp(venv)  # another process may have made it while this one waited
             if found.get("requirements") != wanted["requirements"]:

@@ -1,7 +1,7 @@
 """What this machine offers a run and whether that suffices: GPUs, driver, compiler, cores and main memory.
 
-Such a shortage shows late: after gigabytes of downloads, in the first vLLM server, or when Ray waits for ever. So set-up,
-the first stage and the doctor share one table of checks. Needs only the standard library.
+Such a shortage shows late: after gigabytes of downloads, in the first vLLM server, or when Ray waits for ever. So
+set-up, the first stage and the doctor share one table of checks. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def find_gpus() -> list[Gpu]:
 
 
 def read_gpus(text: str, visible: str | None = None) -> list[Gpu]:
-    """nvidia-smi's lines of `_FIELDS`, shortened and ordered by CUDA_VISIBLE_DEVICES (indices, or beginnings of uuids)."""
+    """nvidia-smi's lines of `_FIELDS`, chosen and ordered by CUDA_VISIBLE_DEVICES (indices, or beginnings of uuids)."""
     gpus: dict[tuple[str, str], Gpu] = {}
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
@@ -133,13 +133,13 @@ def check_gpus(machine: Machine, needs: Needs) -> str:
     for gpu in gpus:
         if gpu.driver is not None and gpu.driver < OLDEST_DRIVER:
             raise UserError(
-                f"NVIDIA driver {gpu.driver} is too old for the CUDA 13 build of torch, which would find no GPU; install "
-                f"driver {OLDEST_DRIVER} or newer (for a container: on its host)."
+                f"NVIDIA driver {gpu.driver} is too old for the CUDA 13 build of torch, which would find no GPU; "
+                f"install driver {OLDEST_DRIVER} or newer (for a container: on its host)."
             )
         if gpu.capability is not None and gpu.capability < _BFLOAT16:
             raise UserError(
-                f"{gpu.name} has compute capability {gpu.capability}, and bfloat16, in which models are trained and served, "
-                f"needs {_BFLOAT16} (Ampere) or newer; use another GPU, or --profile cpu."
+                f"{gpu.name} has compute capability {gpu.capability}, and bfloat16, in which models are trained and "
+                f"served, needs {_BFLOAT16} (Ampere) or newer; use another GPU, or --profile cpu."
             )
     return f"{len(gpus)} x {gpus[0].name}, driver {gpus[0].driver}" if gpus else "those of the Ray cluster"
 
@@ -149,8 +149,8 @@ def check_attention(machine: Machine, needs: Needs) -> None:
     blackwell = [gpu.name for gpu in machine.gpus[: needs.gpus] if int(gpu.capability or 0) == _BLACKWELL]
     if blackwell and not machine.nvcc:
         raise Drawback(
-            f"On {blackwell[0]} vLLM chooses FlashInfer's attention, whose kernels may have to be compiled, and nvcc is not on "
-            "PATH; install the CUDA 13 toolkit and put its bin folder on PATH."
+            f"On {blackwell[0]} vLLM chooses FlashInfer's attention, whose kernels may have to be compiled, and nvcc "
+            "is not on PATH; install the CUDA 13 toolkit and put its bin folder on PATH."
         )
 
 
@@ -163,8 +163,8 @@ def check_compiler(machine: Machine, needs: Needs) -> None:
         )
     if not machine.python_header and not needs.before_setup:
         raise UserError(
-            f"{sysconfig.get_path('include', 'posix_prefix')}/Python.h is missing, and without it Triton stops the first "
-            "vLLM server; install python3.12-dev, or delete .venv and set up again."
+            f"{sysconfig.get_path('include', 'posix_prefix')}/Python.h is missing, and without it Triton stops the "
+            "first vLLM server; install python3.12-dev, or delete .venv and set up again."
         )
 
 
@@ -172,8 +172,8 @@ def check_cores(machine: Machine, needs: Needs) -> None:
     """Ray can place all actors of the trainer."""
     if machine.cores < _RAY_CORES and needs.gpus:
         raise UserError(
-            f"Ray sees {machine.cores} CPU cores and would wait for ever for the {_RAY_CORES} that the trainer's actors "
-            "reserve; give the machine or container more cores."
+            f"Ray sees {machine.cores} CPU cores and would wait for ever for the {_RAY_CORES} that the trainer's "
+            "actors reserve; give the machine or container more cores."
         )
 
 
@@ -182,9 +182,9 @@ def check_free_gpu(machine: Machine, needs: Needs) -> None:
     for gpu in machine.gpus[: needs.gpus]:
         if gpu.gib and gpu.free_gib is not None and gpu.gib - gpu.free_gib > _OTHERS_GIB:
             raise Drawback(
-                f"Only {gpu.free_gib:.0f} of {gpu.gib:.0f} GiB of {gpu.name} are free, and vLLM does not start unless its share "
-                "(vllm.gpu_memory_utilization) is; end the programs that `nvidia-smi` lists, or choose another GPU with "
-                "CUDA_VISIBLE_DEVICES."
+                f"Only {gpu.free_gib:.0f} of {gpu.gib:.0f} GiB of {gpu.name} are free, and vLLM does not start unless "
+                "its share (vllm.gpu_memory_utilization) is; end the programs that `nvidia-smi` lists, or choose "
+                "another GPU with CUDA_VISIBLE_DEVICES."
             )
 
 
@@ -192,10 +192,12 @@ def check_main_memory(machine: Machine, needs: Needs) -> str:
     """Main memory for all processes of a run."""
     needed = needs.main_gib or _MAIN_GIB[needs.profile]
     if machine.free_gib < needed:
+        lower = "lower grpo.micro_batch_size or vllm.cpu_kv_cache_gib"
+        if needs.profile == "gpu":
+            lower = "keep the weights on the GPU (grpo.param_offload=false)"
         raise Drawback(
-            f"{machine.free_gib:.1f} GiB of main memory are free and a run takes about {needed:.1f} GiB, so the kernel may end "
-            "trainer or server in the middle of a step; end other programs, or lower grpo.micro_batch_size or the cache "
-            "(vllm.cpu_kv_cache_gib)."
+            f"{machine.free_gib:.1f} GiB of main memory are free and a run takes about {needed:.1f} GiB, so the kernel "
+            f"may end trainer or server in the middle of a step; end other programs, or {lower}."
         )
     return f"{machine.free_gib:.0f} GiB free, about {needed:.1f} GiB needed"
 

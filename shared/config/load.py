@@ -19,6 +19,14 @@ from shared.errors import UserError
 SHIPPED = Path(__file__).resolve().parents[2] / "pipeline.yaml"
 # What PyYAML raises for text that is not YAML and for values that contradict their form: 2026-02-30, `!!bool x`.
 _WRONG_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError)
+_DERIVED = {
+    "sft.max_length": "agent.context_tokens",
+    "grpo.max_prompt_length": "agent.context_tokens",
+    "grpo.max_response_length": "agent.max_turn_tokens",
+    "grpo.trajectory_response_length": "agent.context_tokens",
+    "vllm.max_model_len": "agent.context_tokens",
+}
+"""Settings of earlier versions, and what each follows from now."""
 _BOUNDS = {
     "greater_than": "it must be above {gt}",
     "greater_than_equal": "it must be at least {ge}",
@@ -103,6 +111,8 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     if not separator:
         raise UserError(f"--set {override!r} has no '='; write --set section.key=value.")
     known = dict(Config.settings())
+    if key in _DERIVED:
+        raise UserError(f"--set {key}: it follows from {_DERIVED[key]}; set that.")
     if key not in known or key == "profile":
         raise UserError(f"--set {key}: there is no such setting{_nearest(key, known)}")
     try:
@@ -128,6 +138,8 @@ def _sentence(error: ErrorDetails) -> str:
     known = dict(Config.settings())
     if kind == "missing":
         return f"The config lacks {key}; copy it from the shipped pipeline.yaml."
+    if key in _DERIVED:
+        return f"Setting {key} follows from {_DERIVED[key]}; remove it from the config."
     if kind == "extra_forbidden":
         section = key.rpartition(".")[0]
         return (

@@ -106,7 +106,9 @@ class AgentConfig(Section):
 
     max_turns: Positive = Field(description="model turns, the final answer included")
     max_turn_tokens: Positive = Field(description="tokens the model may write in one turn")
-    context_tokens: Positive = Field(description="prompt and answer of the last turn")
+    context_tokens: Positive = Field(
+        description="prompt and answer of the last turn; also the limit of the server, of a trace and of a training row"
+    )
     observation_tokens: Positive = Field(description="a tool's answer is cut beyond this, and says so")
 
 
@@ -127,7 +129,6 @@ class SftConfig(Section):
     epochs: Positive = Field(le=1000, description="passes over the traces")
     batch_size: Positive = Field(description="sequences per optimizer step and device")
     gradient_accumulation: Positive = Field(description="batches per optimizer step")
-    max_length: Positive = Field(description="tokens; a longer trace is dropped and counted, never cut")
     gradient_checkpointing: bool = Field(description="recompute activations: less memory, a third slower")
     dtype: Literal["bfloat16", "float32"] = Field(
         description="of the base weights: bfloat16 | float32; the adapter is float32"
@@ -169,13 +170,6 @@ class GrpoConfig(Section):
         ge=2, description="episodes that GRPO compares; with 2, most groups have identical outcomes and teach nothing"
     )
     temperature: PositiveNumber = Field(description="sampling temperature of the rollouts; validation is greedy")
-    max_prompt_length: Positive = Field(
-        description="tokens of the first prompt of a training row; a longer one is dropped by the trainer"
-    )
-    max_response_length: Positive = Field(
-        description="VERL's limit for one answer; what a turn may write is agent.max_turn_tokens"
-    )
-    trajectory_response_length: Positive = Field(description="all later turns and observations of one merged episode")
     mini_batch_size: Positive = Field(
         description="questions per optimizer step; half the batch, because with 8 of 8 one lost episode skips the step"
     )
@@ -191,8 +185,9 @@ class GrpoConfig(Section):
     rollout_log_probs: bool = Field(
         description="take the old log-probabilities from the rollout server, which saves a pass; needs temperature 1.0"
     )
-    importance_cap: PositiveNumber | None = Field(
-        description="cap of the importance weight trainer / rollout server of a token (truncated sampling); null = no weight"
+    importance_cap: float | None = Field(
+        gt=0,
+        description="cap of the importance weight trainer / rollout server of a token (truncated sampling); null = no weight",
     )
     lora_rank: Count = Field(description="0 trains all weights")
     lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
@@ -363,7 +358,6 @@ class VllmConfig(Section):
         description="share of the GPU's memory for weights and KV cache"
     )
     enforce_eager: bool = Field(description="no CUDA graphs and no compilation: the server starts faster")
-    max_model_len: Annotated[Positive, PartOf("grpo", "evaluation")] = Field(description="tokens of prompt and answer")
     max_num_seqs: Positive = Field(description="requests decoded together")
     num_gpu_blocks_override: Annotated[int | None, OPERATIONAL] = Field(
         gt=0, description="KV-cache blocks; null = what fits"
@@ -426,10 +420,5 @@ class Config(Section):
             raise UserError(
                 f"Setting vllm.tensor_parallel ({self.vllm.tensor_parallel}) must divide all GPUs (grpo.nodes x "
                 f"grpo.gpus_per_node = {gpus}): that many rollout servers share them."
-            )
-        if self.agent.context_tokens > self.vllm.max_model_len:
-            raise UserError(
-                f"Setting agent.context_tokens ({self.agent.context_tokens}) exceeds vllm.max_model_len "
-                f"({self.vllm.max_model_len}); lower the first or raise the second."
             )
         return self

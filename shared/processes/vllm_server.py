@@ -62,7 +62,7 @@ def server_argv(model: Path, config: Config, port: int, *, served_as: str = "aut
         "--dtype": "bfloat16",
         "--seed": str(config.seed),
         "--generation-config": "vllm",
-        "--max-model-len": str(vllm.max_model_len),
+        "--max-model-len": str(config.agent.context_tokens),
         "--max-num-seqs": str(vllm.max_num_seqs),
         "--tool-call-parser": vllm.tool_call_parser,
     }

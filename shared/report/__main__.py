@@ -27,7 +27,7 @@ from shared.records import STOP_MEANING, Episode, JsonlTail, Question, read_epis
 from shared.report.page import Table, page
 from shared.runs.manifest import RunDirectory, installed_versions, read_manifest, write_json
 from shared.runs.usage import commit, machine, read_usage
-from shared.tool_calls.report import conformance, side_by_side, texts_of
+from shared.tool_calls.report import Conformance, conformance, texts_of
 
 MODELS = {"base": "base", "sft": "after SFT", "grpo": "after GRPO"}
 _STEP_COLUMNS = {
@@ -92,7 +92,7 @@ def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
         found = compare_pairs(before, after, samples=config.evaluate.bootstrap_samples, seed=config.seed)
         change = dataclasses.asdict(found)
     calls = {MODELS[name]: conformance(texts_of(file), TOOLS) for name, file in files.items()}
-    header, rows = side_by_side(calls)
+    header, rows = call_forms(calls)
     steps = {row["step"]: row for row in JsonlTail(run.grpo / "metrics.jsonl").new_rows() if "reward" in row}
     usage = read_usage(run)
     return {
@@ -123,6 +123,19 @@ def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
             episodes[names[-1]], {question.id: question for question in chosen_questions(config, run)}
         ),
     }
+
+
+def call_forms(models: Mapping[str, Conformance]) -> tuple[list[str], list[list[str]]]:
+    """Header and one row per model that wrote anything: shares of its texts by call format, and the calls of each parser."""
+    written = {label: found for label, found in models.items() if found.families}
+    order = ("hermes", "tools_tag", "fenced", "bare", "xml", "python", "react", "malformed", "no call")
+    forms = [form for form in order if any(found.families[form] for found in written.values())]
+    rows = []
+    for label, found in written.items():
+        total = found.families.total()
+        shares = [f"{found.families[form] / total:.1%}" for form in forms]
+        rows.append([label, str(total), *shares, str(found.stock_calls), str(found.our_calls)])
+    return ["model", "texts", *forms, "calls, stock Hermes grammar", "calls, qwen25_coder"], rows
 
 
 def examples(episodes: list[Episode], questions: Mapping[str, Question]) -> list[dict[str, Any]]:

@@ -1,300 +1,445 @@
 """Which parts of a model's text are tool calls.
 
-A call stands where a call can stand: behind an opening tag, first in a code fence, or at the start of a line. In an explicit
-`<tool_call>` it is taken as it is; everywhere else it must name an offered tool and its arguments must fit. Think blocks,
-code fences, inline code, block quotes, tables and announced examples quote; what they quote is no call, unless the quotation
-never ends. What clearly was meant as a call but cannot be read stays in the content (the next prompt then repeats
-the model's own tokens) and is explained in `malformed`. A call whose text is cut is never a call.
+A call stands behind an opening tag, first in a code fence, or at the start of a line. In an explicit `<tool_call>` it is taken
+as it is; everywhere else it must name an offered tool and its arguments must fit. Thinking, code, block quotes, tables and
+examples quote; what they quote is no call, unless the quotation never ends. What was meant as a call but cannot be read
+stays in the content and is explained in `malformed`. A call whose text was cut is never a call.
 
-The grammar is one coroutine over a text that may still grow (see `source`): the streamed result is the whole-text result by
-construction. Time is linear: what was read is not read again, and after `_MAX_FAILURES` places that look like
-a call and are none the rest of the text is content.
+The text is read in steps. A step changes nothing before it is decided, so one that has to wait for more text is simply
+repeated, and a stream finds what the whole text holds. Time is linear: after `_PATIENCE` failed attempts the rest is content.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-from shared.records import ToolCall
-from shared.tool_calls import labelled_calls, python_calls, xml_calls
-from shared.tool_calls.announcements import ends_prose, goes_on, is_announced, is_specimen, stands_in_sentence
-from shared.tool_calls.canonical import is_plain_line
-from shared.tool_calls.content import Content
-from shared.tool_calls.items import Item, next_item, python_lines, read_item
-from shared.tool_calls.markup import END_TOKENS, Opening, closing, is_wrapper, opening, tag_name
-from shared.tool_calls.offered import Offered
-from shared.tool_calls.quotations import TAGS, Quotation, is_in_quotes, quoted_document_end
-from shared.tool_calls.shapes import FORM
-from shared.tool_calls.source import Reading, Source
+from .context import ends_prose, is_announced, is_only_shown, sentence_behind
+from .forms import CALL_TAGS, CUT, Found, read_named, read_python, read_xml
+from .json_values import Reader, read_value
+from .text import LINE_SPACE, NEWLINE, SPACE, Text, Unreadable, Wait
+from .tools import FORM, ToolCall, Tools
 
-_MAX_FAILURES = 4000
-_FAR_FAILURE = 20  # what it counts when reading failed far from where it began
-_TRIGGER = re.compile(r"[<`{\[\n]")
-_NEWLINE = re.compile("\n")
-_INDENT = re.compile(r"[ \t\xa0\ufeff\u200b]*")
+_PATIENCE = 4000
+_FAR = 32  # characters that a failed attempt may read for the price of one
+_END_TOKENS = ("<|im_end|>", "<|endoftext|>")
+_NO_JSON = f"The text inside <tool_call> is not JSON; write {FORM} there."
+
+# A stream tries again where something may have closed, as often as its credit in characters allows.
+_FIRST_CREDIT, _CREDIT, _SHORT = 20_000, 24, 64
+_MAY_CLOSE = re.compile(r"[}\]`\n]|[\w|/]>")
+
+_ANCHOR = re.compile(r"[<`{\[\n]")
 _TICKS = re.compile("`*")
+_INFO = re.compile(r"`*[^\n`{\[<]*")
+_DOCUMENT = re.compile(r"`{3,}(?:md|markdown|mdx|rst)[ \t]*\n", re.IGNORECASE)
+_LAST_FENCE = re.compile(r".*\n[ \t]*`{3,}", re.DOTALL)
+_QUOTATION_ENDS = {"fence": re.compile(r"^[ \t]*`{3,}", re.MULTILINE), "inline": re.compile("`|\n\n")}
+_QUOTING = re.compile(
+    r"<(/?)(think|thinking|thought|reasoning|scratch_?pad|reflection|tool_response|example|pre|code|blockquote|tool_call)>",
+    re.IGNORECASE,
+)
+_WRAPPER = (
+    r"(?:(?![\w:▁-]*(?:respon|result|output|error|example|begin_of|name))"
+    r"[\w:▁-]*(?:tool|func|call|json|invoke|action|plugin|python_tag)[\w:▁-]*|response|request)"
+)
+_OPENER = re.compile(
+    rf"<[|｜]?({_WRAPPER})[|｜]?(?: (?![^<>\n]*\b(?:name|arguments)\s*=)[^<>\n{{]*)?>|\[({_WRAPPER})\]", re.IGNORECASE
+)
+_CLOSER = re.compile(  # closing tags, also cut ones; special tokens that open nothing; closing brackets with a name
+    rf"</(?:{_WRAPPER}|s)>|</[\w:▁.-]*(?![\w:▁.>-])|<[|｜](?:(?=[^<>]*(?:end|/))|(?!{_WRAPPER}))[^<>\s]*[|｜]>"
+    rf"|\[(?:/|END_){_WRAPPER}\]",
+    re.IGNORECASE,
+)
+_PART = re.compile(r"(?:<(?:[/|｜]*[\w:|｜▁.-]+(?: [^<>\n]*)?|[/|｜][^<>\s]*)?|\[[/A-Za-z_]*)\Z")
+_TOOL_CALL = re.compile(r"<(/?)tool_call>")
+_ELEMENT = re.compile(r"<([\w-]+)([=>/\s])")
+_EXAMPLE = re.compile(r"\b(?:example|format|schema|template|usage|syntax)", re.IGNORECASE)
+_NAMED_OBJECT = re.compile(r"""[\[\s]*\{\s*["']name["']\s*:\s*["'](\w+)["']""")
 
 
-class _Quoted(Exception):
-    """A block stands in a quotation that ends at `end`."""
+class Parsed(NamedTuple):
+    """What a model's text holds. `family` is the form of its first call: hermes, tools_tag, fenced, bare, xml, python, react or ""."""
 
-    def __init__(self, end: int) -> None:
-        self.end = end
+    content: str
+    calls: tuple[ToolCall, ...]
+    malformed: tuple[str, ...]  # one sentence the model can act on for each unreadable call
+    family: str
 
 
-class Grammar:
-    """Reads one text; what it finds is in `content`, `calls`, `malformed` and `family`."""
+class Update(NamedTuple):
+    """What has become certain with a piece of a streamed text."""
 
-    def __init__(self, source: Source, offered: Offered) -> None:
-        self.source = source
-        self.offered = offered
-        self.content = Content()
-        self.calls: list[ToolCall] = []
-        self.malformed: list[str] = []
-        self.family = ""
-        self._kept = 0  # where the text begins that is not yet given to the content
-        self._block_end = 0  # behind the last block of calls
-        self._quotation: Quotation | None = None
-        self._stray: Opening | None = None  # a lone <tool_call> without a call: markup if a call follows, else text
-        self._tag_open = False  # whether text followed the calls of the last block in place of its closing tag
-        self._wordy = False  # behind a <tool_call> that holds words and, so far, no call
-        self._doubtful: list[str] = []  # what is malformed unless the quotation around it ends
-        self._failures = 0 if self.offered.names() else _MAX_FAILURES + 1  # without tools all is text
+    content: str
+    calls: tuple[ToolCall, ...]
 
-    def run(self) -> Reading[None]:
-        """The whole grammar. Ends when the text is final and read."""
-        at = 0 if self._failures else (yield from self._line(0))
-        while True:
-            at = yield from self._flow_to(_TRIGGER, at)
-            if at >= len(self.source.text):
-                break
-            try:
-                at = yield from self._at_trigger(at)
-            except _Quoted as quoted:
-                self._end_quotation()
-                at = quoted.end
-        self._stray = None
-        self.malformed += self._doubtful
-        end_token = next((token for token in END_TOKENS if self.source.text.endswith(token)), "")
-        self._flow(len(self.source.text) - len(end_token))
-        self.content.end()
 
-    # Content
+@dataclasses.dataclass
+class _Block:
+    """One or more calls with what stands around them: from `start` on, the next call may begin at `body`."""
+
+    start: int
+    body: int
+    family: str = "bare"
+    explicit: bool = False  # behind <tool_call>
+    tags: bool = False
+    fence: bool = False
+    inline: bool = False  # in single backticks
+    shown: bool = False  # its calls are only shown
+
+
+class Stream:
+    """Reads a text that comes in pieces. What its updates add up to is what `parse` says of the whole text.
+
+    stream = Stream(tools)
+    for delta in deltas:
+        update = stream.feed(delta)
+    update = stream.finish()
+    """
+
+    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
+        self._text = Text("\n")  # so that each line has one in front of it
+        self._tools = Tools(tools)
+        self._heads = tuple(name.lower() for name in (*self._tools, "action", "tool", "function", "default_api."))
+        self._failures = 0 if self._tools else _PATIENCE  # without tools all is text
+        self._credit = _FIRST_CREDIT
+        self._waiting = [""]  # deltas that are not yet part of the text
+        self._undecided = 0  # characters behind `_at`
+        self._pieces: list[str] = []  # of the content
+        self._calls: list[ToolCall] = []
+        self._malformed: list[str] = []
+        self._family = ""
+        self._at = 0  # where to read on
+        self._kept = 1  # where the text begins that is not yet given to the content
+        self._space = ""  # white space at the end of the content so far; it waits for what comes behind it
+        self._blank = ""  # all there was before the first call, if that was only white space
+        self._behind_call = False  # whether a call stood since the last piece of content
+        self._block: _Block | None = None  # whose last call ends at `_at`
+        self._block_end = 0  # behind the last block
+        self._quotation = ("", 0, 0)  # its kind, where it begins, and how much was malformed before
+
+    def feed(self, delta: str) -> Update:
+        """Read on; returns the content and the calls that nothing behind can change any more."""
+        text, pieces, calls = self._text, len(self._pieces), len(self._calls)
+        closing = _MAY_CLOSE.search((self._waiting[-1] or text.known)[-1:] + delta)
+        self._waiting.append(delta)
+        self._credit += _CREDIT * len(delta)
+        self._undecided += len(delta)
+        if not text.final and (self._credit < self._undecided or (self._undecided > _SHORT and not closing)):
+            return Update("", ())
+        text.known += "".join(self._waiting)
+        self._waiting = [""]
+        self._credit -= self._undecided
+        with contextlib.suppress(Wait):
+            while self._step():
+                pass
+        self._undecided = len(text.known) - self._at
+        return Update("".join(self._pieces[pieces:]), tuple(self._calls[calls:]))
+
+    def finish(self) -> Update:
+        """The text has ended; returns the rest."""
+        self._text.final = True
+        return self.feed("")
+
+    def parsed(self) -> Parsed:
+        """All that is known so far."""
+        return Parsed("".join(self._pieces), tuple(self._calls), tuple(self._malformed), self._family)
+
+    def _step(self) -> bool:
+        """Decide what stands at the next place that matters; False at the end of the final text."""
+        text = self._text
+        if self._block:
+            self._at = self._go_on(self._block)
+            return True
+        anchor = _ANCHOR.search(text.known, self._at) if self._failures < _PATIENCE else None
+        self._at = anchor.start() if anchor else len(text.known)
+        self._flow(self._at)
+        if anchor:
+            self._at = self._anchor(self._at, anchor[0])
+            return True
+        if not text.final:
+            raise Wait
+        self._pieces.append(self._blank if self._calls else self._space)
+        self._blank = self._space = ""
+        return False
 
     def _flow(self, to: int) -> None:
-        if to > self._kept and not self._stray:
-            self.content.text(self.source.text[self._kept : to])
-            self._kept = to
+        """Give the text up to a place to the content. Behind a call it is trimmed and begins a new line."""
+        piece, self._kept = self._text.known[self._kept : to], max(self._kept, to)
+        if self._text.final and to == len(self._text.known):
+            piece = piece.removesuffix(_END_TOKENS[0]).removesuffix(_END_TOKENS[1])
+        body = piece.rstrip()
+        if not body:
+            self._space += piece
+            return
+        self._pieces.append("\n" * bool(self._pieces) + body.lstrip() if self._behind_call else self._space + body)
+        self._space, self._behind_call, self._blank = piece[len(body) :], False, ""
 
-    def _flow_to(self, pattern: re.Pattern[str], at: int) -> Reading[int]:
-        """Give out text up to a character of `pattern`, or as far as there is any."""
-        while True:
-            match = pattern.search(self.source.text, at)
-            at = match.start() if match else len(self.source.text)
-            if match or self.source.final:
-                return at
-            match = None  # it would hold a second reference to the text
-            self._flow(at)
-            yield
+    # Where a call can stand: each returns where to go on
 
-    def _end_quotation(self) -> None:
-        self._quotation, self._doubtful = None, []
-
-    # Where a call can stand
-
-    def _at_trigger(self, at: int) -> Reading[int]:
-        """Decide what the character here begins; returns where to go on."""
-        char = self.source.text[at]
-        if char != "\n":
-            self._flow(at)
-        if self._failures > _MAX_FAILURES and char != "<":
-            return at + 1
+    def _anchor(self, at: int, char: str) -> int:
+        """A character that may begin something."""
+        text, known = self._text, self._text.known
         if char == "\n":
             self._flow(at + 1)
-            return (yield from self._line(at + 1))
-        if char == "<":
-            return (yield from self._tag(at))
+            return self._line(at + 1)
         if char == "`":
-            return (yield from self._ticks(at))
-        if char == "[":
-            return (yield from self._block(Opening(at, at))) if (yield from self.source.holds("[TOOL", at)) else at + 1
-        follows_call = self._block_end > max(0, at - 8) and not self.source.text[self._block_end : at].strip()
-        may_stand = follows_call or (not self._quotation and is_announced(self.source.text, at))
-        return (yield from self._block(Opening(at, at, bare=True))) if may_stand else at + 1
-
-    def _line(self, start: int) -> Reading[int]:
-        """The start of a line. Indentation belongs to what stands behind it."""
-        if self._quotation and self._quotation.kind == "inline" and self.source.text.endswith("\n\n", 0, start):
-            self._end_quotation()
-        if self.source.text.startswith("<", start) or is_plain_line(self.source, start, self.offered):
-            return start
-        at = yield from self.source.run(_INDENT, start)
-        char = yield from self.source.char(at)
-        if char and char in "|>":
-            return (yield from self.source.search(_NEWLINE, at))
-        if char == "`":
-            return (yield from self._ticks(at, start))
-        if self._quotation and self._quotation.kind in ("fence", "inline"):
-            return at
-        if char == "[" and (yield from self.source.holds("[TOOL", at)):
-            return (yield from self._block(Opening(start, at)))
-        if char and char in "{[":
-            return (yield from self._block(Opening(start, at, bare=True)))
-        if at == start and char.isidentifier() and (yield from python_calls.may_begin(self.source, at, self.offered)):
-            return (yield from self._python_lines(at))
-        if char and (char.isalpha() or char in "*✿"):
-            call, end = yield from labelled_calls.read_call(self.source, at, self.offered)
-            if call:
-                return (yield from self._take(Opening(start, at, bare=True), Item((call,), end, family="react")))
-            return max(at, end)
-        return at
-
-    def _python_lines(self, at: int) -> Reading[int]:
-        """Python calls in running text, where the text before has come to an end."""
-        item = yield from python_lines(self.source, at, self.offered)
-        if item.calls and ends_prose(self.source.text, self._block_end, at):
-            return (yield from self._take(Opening(at, at, bare=True), item))
-        return item.end
-
-    def _tag(self, at: int) -> Reading[int]:
-        name, end = yield from tag_name(self.source, at)
-        char = yield from self.source.char(end)
-        if f"<{name}>" in END_TOKENS and char == ">" and (yield from self.source.char(end + 1)) == "":
-            return end + 1
-        if self._failures > _MAX_FAILURES or is_in_quotes(self.source.text, at):
+            return self._ticks(at)
+        if char == "{":
+            return self._begin(_Block(at, at)) if not self._quotation[0] and is_announced(text, at) else at + 1
+        if char == "<" and known[at - 1] in "\"'“‘«" and known[max(0, at - 2)] in " \t\n(:":
+            return at + 1  # a quoted tag
+        for token in _END_TOKENS:
+            if text.holds(token, at):
+                text.char(at + len(token))  # waits: at the end of the text it is no content
+        element = _ELEMENT.match(known, at)
+        named = element and (element[1] in self._tools or (element[1] in CALL_TAGS and element[2] in "= \n"))
+        if named or text.token(_OPENER, _PART, at):
+            return self._begin(_Block(at, at))
+        tag = text.token(_QUOTING, _PART, at)
+        if not tag:
             return at + 1
-        if char == ">" and name.lower() in TAGS:
-            self._quotation = self._quotation or Quotation(name, end)
-            return end + 1
-        if (char == ">" and is_wrapper(name)) or xml_calls.may_begin(name, char, self.offered):
-            return (yield from self._block(Opening(at, at)))
-        if char == "/" and end == at + 1:
-            return (yield from self._closing_tag(at))
-        return max(end, at + 1)
-
-    def _closing_tag(self, at: int) -> Reading[int]:
-        name, end = yield from tag_name(self.source, at + 1)
-        if self._quotation and name == self._quotation.kind:
-            self._end_quotation()
-        if self._tag_open and is_wrapper(name) and (yield from self.source.char(end)) == ">":
+        kind, start, malformed = self._quotation
+        if not tag[1]:
+            self._quotation = (kind, start, malformed) if kind else (tag[2], tag.end(), len(self._malformed))
+        elif tag[2] == kind:
+            del self._malformed[malformed:]
+            self._quotation = ("", 0, 0)
+        elif tag[2] == "tool_call" and self._calls and not kind:  # it closes a call that text followed
             self._flow(at)
-            self._kept = end = end + 1
-            self._tag_open = False
-        if name == "tool_call":
-            if self._wordy:
-                self.malformed.append(f"The text inside <tool_call> is not JSON; write {FORM} there.")
-            self._wordy, self._stray = False, None
-        return end
+            self._kept = tag.end()
+        return tag.end()
 
-    def _ticks(self, at: int, line_start: int | None = None) -> Reading[int]:
+    def _line(self, start: int) -> int:
+        """The start of a line. Indentation belongs to what stands behind it."""
+        text, quotation = self._text, self._quotation[0]
+        if quotation == "inline" and text.known.endswith("\n\n", 0, start):
+            self._quotation, quotation = ("", 0, 0), ""
+        at = text.run(LINE_SPACE, start)
+        char = text.char(at)
+        if char in ("|", ">"):
+            newline = text.search(NEWLINE, at)
+            return newline.start() if newline else len(text.known)
+        if quotation in _QUOTATION_ENDS:
+            return at
+        block = _Block(start, at)
+        if char in ("{", "["):
+            return self._begin(block)
+        head = text.known[at : at + 64].lstrip("*_#✿` ").lower()
+        if not text.final and len(head) < 40 and any(known.startswith(head) for known in self._heads):
+            raise Wait
+        if not head.startswith(self._heads) or text.known.startswith("```", at):
+            return at
+        try:
+            prose = at == start and ends_prose(text, self._block_end, at)
+            found = read_python(text, at, self._tools, program="paragraph") if prose else Found((), at)
+            if not found.calls:
+                found = read_named(text, at, self._tools, tagged=False)
+            if found.calls and (found.family or (prose and self._ends_line(found.end, block))):
+                return self._begin(block, found)
+            return max(at, found.end if found.family else at)
+        except Unreadable as error:
+            if error.cut and error.position >= len(text.known):
+                self._malformed.append(CUT)
+            return max(at, error.position)
+
+    def _ticks(self, at: int) -> int:
         """Backticks: a fence if there are three, else inline code."""
-        end = yield from self.source.run(_TICKS, at)
-        quotation = self._quotation
-        if quotation and quotation.kind == "inline":
-            self._end_quotation()
-            return end
-        if end - at < 3:
-            first = at < 64 and not self.source.text[:at].strip(" \t\n\ufeff\u200b")
-            char = yield from self.source.char(end)
-            if first and (char == "{" or char.isidentifier()):  # perhaps the whole answer is a call in backticks
-                return (yield from self._block(Opening(0, end, inline=True, bare=True)))
-            self._quotation = quotation or Quotation("inline", end)
-            return end
-        char = yield from self.source.char((yield from self.source.line_spaces(end)))
-        if quotation and quotation.kind == "fence":
-            self._end_quotation()
-            if char in ("", "\n"):
+        text, (kind, _, malformed) = self._text, self._quotation
+        end = text.run(_TICKS, at)
+        behind = text.char(text.run(LINE_SPACE, end))
+        if kind in _QUOTATION_ENDS and (kind == "inline" or end - at >= 3):
+            del self._malformed[malformed:]
+            self._quotation = ("", 0, 0)
+            if kind == "inline" or behind in ("", "\n"):
                 return end
-        elif not quotation:
-            document_end = yield from quoted_document_end(self.source, end, end - at)
-            if document_end >= 0:
-                return document_end
-        return (yield from self._block(Opening(at if line_start is None else line_start, at)))
+        if end - at < 3:
+            whole = not text.known[:at].strip("\n \t\ufeff\u200b") and (behind == "{" or behind.isidentifier())
+            if whole and not kind:  # perhaps the whole answer is a call
+                return self._begin(_Block(1, end, "fenced", inline=True))
+            self._quotation = self._quotation if kind else ("inline", end, len(self._malformed))
+            return end
+        if _DOCUMENT.match(text.known, at):
+            if not text.final:
+                raise Wait
+            last = _LAST_FENCE.match(text.known, end)
+            return last.end() if last else end
+        start = text.known.rfind("\n", 0, at) + 1
+        return self._begin(_Block(at if text.known[start:at].strip("\u200b\ufeff \t\r\xa0") else start, at))
 
-    # Blocks
+    def _begin(self, block: _Block, found: Found | None = None) -> int:
+        """Make the calls that stand here calls of the text, unless they are only shown or quoted."""
+        text, known = self._text, self._text.known
+        found = found or self._read_item(block)
+        shown = is_only_shown(text, self._block_end, block.start, explicit=block.explicit)
+        if not found.calls:
+            problem = found.problem
+            begins_line = not known[known.rfind("\n", 0, block.start) + 1 : block.start].strip()
+            if block.explicit and not problem and not shown:
+                tag = text.search(_TOOL_CALL, block.body)
+                if tag and not tag[1] and self._read_item(_Block(tag.start(), tag.start())).calls:
+                    self._flow(block.start)  # an opening tag too many
+                    self._kept = block.body if begins_line else self._kept
+                elif begins_line or (tag and tag[1]):
+                    problem = _NO_JSON
+            self._failures += 1 + (found.end - block.start) // _FAR
+            if problem and not shown and (block.explicit or begins_line):
+                self._malformed.append(problem)
+            if (block.fence or block.inline) and not self._quotation[0]:
+                self._quotation = ("fence" if block.fence else "inline", block.body, len(self._malformed))
+            return max(found.end, block.body, block.start + 1)
+        if shown == "in a sentence":
+            shown = "yes" if sentence_behind(text, self._past_closers(block, found.end)[0]) == "same" else ""
+        block.shown = bool(shown)
+        kind, start, malformed = self._quotation
+        if kind and not shown:
+            match = text.search(_QUOTATION_ENDS.get(kind) or re.compile(f"</{kind}>"), start)
+            end = match.end() if match and match[0] != "\n\n" else -1
+            if end >= 0:
+                del self._malformed[malformed:]
+            self._quotation = ("", 0, 0)
+            if end > block.start:
+                return end
+        self._commit(block, found)
+        return found.end
 
-    def _block(self, begun: Opening) -> Reading[int]:
-        """Take the calls behind openers; returns where to go on."""
-        found = begun if begun.bare else (yield from opening(self.source, begun.body, begun))
-        if (yield from self._is_closer(found)):
-            self._kept = found.body
-            return found.body
-        item = yield from read_item(self.source, found, self.offered)
-        return (yield from self._take(found, item)) if item.calls else self._no_call(found, item)
+    # Inside a block
 
-    def _take(self, found: Opening, item: Item) -> Reading[int]:
-        """Commit the calls of an item and of those that follow it; returns the end of the block."""
-        quoted = yield from self._is_quoted(found, item.end)
-        while item.calls:
-            end = item.end
-            if not quoted:
-                yield from self._commit(found, item)
-            start = yield from next_item(self.source, end, found, self.offered)
-            if start < 0:
+    def _read_item(self, block: _Block) -> Found:
+        """Add the openers from here on to a block, and read what stands behind them."""
+        text, tools = self._text, self._tools
+        while True:
+            at = block.body = text.run(SPACE, block.body)
+            opener = text.token(_OPENER, _PART, at) if text.char(at) in ("<", "[") else None
+            if opener:
+                block.body, block.tags = opener.end(), True
+                block.explicit = block.explicit or (opener[1] or opener[2]).replace("▁", "_") == "tool_call"
+                stock = block.family == "hermes" or opener[0].startswith("<tool_call")
+                block.family = "hermes" if stock else "tools_tag"
+            elif not block.fence and not block.inline and text.holds("```", at):
+                block.body, block.fence = text.run(_INFO, at), True
+                block.family = block.family if block.tags else "fenced"
+            else:
                 break
-            found = dataclasses.replace(found, start=start, body=start)
-            item = yield from read_item(self.source, found, self.offered)
-            if item.calls and not quoted:
-                self._kept = start  # past a comma between two values
-        if not item.calls:
-            self._explain(item)
-            end = max(end, item.end)
-            fence_open = found.fence
+        wrapped = block.tags or block.fence
+        try:
+            at = Reader(text).skip(at) if wrapped else at
+            if at > block.body and _EXAMPLE.search(
+                text.known, block.body, at
+            ):  # a comment says that an example follows
+                return Found((), block.body)
+            char = text.char(at)
+            quoted = char == '"' and wrapped and text.char(at + 1) in ("{", "[")
+            unopened = block.explicit and not quoted and text.holds('"name"', at)
+            python = char.isidentifier() or (char == "[" and text.char(text.run(SPACE, at + 1)).isidentifier())
+            if quoted or unopened or char == "{" or (char == "[" and not python):
+                value, end = Reader(text).container(at, "{") if unopened else read_value(text, at)
+                if not block.tags and not self._ends_line(end, block):
+                    return Found((), end)
+                calls, problem = tools.calls_in(value, explicit=block.explicit)
+                return Found(tuple(calls), end, problem)
+            if char == "<":
+                return read_xml(text, at, tools, explicit=block.explicit)
+            if not python:
+                return Found((), block.body)
+            found = read_python(text, at, tools, program="fence" if block.fence and not block.tags else "")
+            if not found.calls and block.tags:
+                return read_named(text, at, tools, tagged=True)
+            return found if wrapped or self._ends_line(found.end, block) else Found((), found.end)
+        except Unreadable as error:
+            named = _NAMED_OBJECT.match(text.known, at)
+            problem = ""
+            if block.explicit or (named and named[1] in tools):
+                cut = error.position >= len(text.known)
+                problem = CUT if cut else f"The tool call is not valid JSON ({error.reason}); write {FORM}."
+            return Found((), max(at + 1, error.position), problem)
+
+    def _ends_line(self, at: int, block: _Block) -> bool:
+        """Whether nothing but closers, further values or a sentence stands on the line behind a call without tags."""
+        text = self._text
+        at = text.run(LINE_SPACE, at)
+        while text.char(at) in ("}", "]"):  # one bracket too many
+            at = text.run(LINE_SPACE, at + 1)
+        char = text.char(at)
+        if block.inline:
+            return char == "`" and text.char(text.run(LINE_SPACE, at + 1)) in ("", "\n", "<")
+        if char in (",", ";"):
+            return text.char(text.run(SPACE, at + 1)) in ("", "{", "[")
+        return char in ("", "\n", "{", "[", "<", "`") or (not block.fence and sentence_behind(text, at) == "new")
+
+    def _past_closers(self, block: _Block, at: int) -> tuple[int, bool]:
+        """The position behind all closers, also cut and wrong ones, and whether the fence of the block is still open."""
+        text, fence, inline = self._text, block.fence, block.inline
+        while True:
+            here = text.run(SPACE, at)
+            char = text.char(here)
+            closer = text.token(_CLOSER, _PART, here) if char in ("<", "[") else None
+            if closer:
+                at = closer.end()
+            elif char == "<" and text.holds("<tool_call>", here) and not text.char(text.run(SPACE, here + 11)):
+                at = here + 11  # the opening tag used as a closing one
+            elif char == "`" and (inline or (fence and text.holds("```", here))):
+                end = text.run(_TICKS, here)
+                if fence and text.char(end).isalnum():
+                    return at, fence
+                at, fence, inline = end, False, False
+            elif here == at and (char in ("}", "]", ")") or (char in (",", ";") and (block.tags or block.fence))):
+                at = here + 1
+            else:
+                return at, fence
+
+    def _commit(self, block: _Block, found: Found) -> None:
+        self._block = block
+        if block.shown:
+            return
+        self._flow(block.start)
+        space = self._space.removesuffix("\n")  # the one that the chat template puts there
+        if self._calls or not self._pieces:
+            self._blank = self._blank if self._calls else space
         else:
-            start = end
-            end, fence_open = yield from closing(self.source, start, found)
-            if not quoted:
-                self._tag_open = found.tags and "<" not in self.source.text[start:end]
-                self._kept = self._block_end = end
-        if fence_open:
-            self._quotation = self._quotation or Quotation("fence", end)
+            self._pieces.append(space)
+        self._space, self._behind_call, self._wordy = "", True, -1
+        self._kept = found.end
+        self._calls += found.calls
+        self._family = self._family or found.family or block.family
+
+    def _go_on(self, block: _Block) -> int:
+        """Behind a call of a block: take the next one, or leave the block."""
+        text = self._text
+        end, fence_open = self._past_closers(block, self._at)
+        closers = text.known[self._at : end].strip(" \t\r\n,;)}]")
+        at = text.run(SPACE, end)
+        if text.char(at) in (",", ";"):
+            at = text.run(SPACE, at + 1)
+        char = text.char(at)
+        array = char == "[" and text.char(text.run(SPACE, at + 1)) in ("{", "[")
+        if char == "{" or array or (block.tags and not closers and char.isidentifier()):
+            more = _Block(at, at, shown=block.shown) if closers else dataclasses.replace(block, start=at, body=at)
+            found = self._read_item(more)
+            if found.calls:
+                self._kept = self._kept if more.shown else at  # past a comma between two calls
+                self._commit(more, found)
+                return found.end
+            if found.problem:
+                self._malformed.append(found.problem)
+            end, fence_open = max(end, found.end), block.fence
+        if fence_open and not self._quotation[0]:
+            self._quotation = ("fence", end, len(self._malformed))
+        if not block.shown:
+            self._kept = self._block_end = end
+        self._block = None
         return end
 
-    def _is_quoted(self, found: Opening, end: int) -> Reading[bool]:
-        """Whether the words around a block say that its calls are examples or only mentioned."""
-        if is_specimen(self.source.text, found.start, explicit=found.explicit):
-            return True
-        if not stands_in_sentence(self.source.text, self._block_end, found.start):
-            return False
-        behind, _ = yield from closing(self.source, end, found)
-        return (yield from goes_on(self.source, behind))
 
-    def _commit(self, found: Opening, item: Item) -> Reading[None]:
-        """Make the calls of an item calls of the text, unless a quotation around them ends."""
-        if self._quotation:
-            end = yield from self._quotation.end(self.source)
-            if end > found.start:
-                raise _Quoted(end)
-            self._doubtful = [] if end >= 0 else self._doubtful
-            self._quotation = None  # it ended within what was no call, or never does
-        if self._stray and found.explicit:
-            self._kept = max(self._kept, self._stray.body)
-        self._stray = None
-        self._flow(found.start)
-        self.content.call()
-        self._kept = item.end
-        self.calls += item.calls
-        self.family = self.family or item.family or found.family
-        self._wordy = False
+def parse(text: str, tools: Iterable[Mapping[str, Any]]) -> Parsed:
+    """Split a model's text into content and calls; `tools` are the offered ones in OpenAI form. Never raises.
 
-    def _no_call(self, found: Opening, item: Item) -> int:
-        self._explain(item)
-        self._failures += _FAR_FAILURE if item.far else 1
-        if found.explicit and item.end == found.body and not self._quotation:
-            self._wordy = True
-            if self.source.text[max(0, found.start - 1) : found.start] in ("", "\n"):
-                self._stray = self._stray or found
-        if (found.fence or found.inline) and not self._quotation:
-            self._quotation = Quotation("fence" if found.fence else "inline", found.body)
-        return max(item.end, found.body, found.start + 1)
-
-    def _explain(self, item: Item) -> None:
-        if item.problem:
-            (self._doubtful if self._quotation else self.malformed).append(item.problem)
-
-    def _is_closer(self, found: Opening) -> Reading[bool]:
-        """Whether a <tool_call> behind a call, at the end of the text, was used as its closing tag."""
-        if not found.explicit or not self.calls or (yield from self.source.char(found.body)) != "":
-            return False
-        return not self.source.text[self._block_end : found.start].strip()
+    `TEXT\\n<tool_call>…` has the content `TEXT`: exactly the newline that the chat template puts there is taken off.
+    """
+    stream = Stream(tools)
+    stream._text.final = True
+    stream.feed(text)
+    return stream.parsed()

@@ -1,4 +1,4 @@
-"""Tool calls as the Qwen2.5 chat template writes them, byte for byte.
+"""Tool calls as the Qwen2.5 chat template writes them, byte for byte, and as vLLM's stock `hermes` parser reads them.
 
 The next prompt of an episode is rendered by the template from *parsed* calls. Only if a model writes exactly this text
 does that prompt start with the tokens it generated, so this is the one form that training teaches.
@@ -7,9 +7,13 @@ does that prompt start with the tokens it generated, so this is the one form tha
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 
-from shared.records import ToolCall
+from .grammar import Parsed
+from .tools import ToolCall
+
+_BLOCK = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 
 
 def render_call(call: ToolCall) -> str:
@@ -30,3 +34,20 @@ def is_encodable(call: ToolCall) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def parse_hermes(text: str) -> Parsed:
+    """Exactly what vLLM's stock `hermes` parser finds: all `<tool_call>` blocks, or none if a single one is broken.
+
+    One difference: arguments that are not an object are left out here, for no agent can use them.
+    """
+    bodies = [closed or cut for closed, cut in _BLOCK.findall(text)]
+    try:
+        loaded = [json.loads(body) for body in bodies]
+        pairs = [(call["name"], call["arguments"]) for call in loaded]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return Parsed(text, (), (), "")
+    if not pairs or not all(isinstance(name, str) for name, _ in pairs):
+        return Parsed(text, (), (), "")
+    calls = tuple(ToolCall(name, arguments) for name, arguments in pairs if isinstance(arguments, dict))
+    return Parsed(text[: text.find("<tool_call>")], calls, (), "hermes" if calls else "")

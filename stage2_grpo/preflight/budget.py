@@ -1,4 +1,4 @@
-"""`python -m stage2_grpo budget`: measure the episodes of a run, print what they need, what fits, and the settings to use."""
+"""`python -m stage2_grpo budget`: measures the episodes of a run, prints what they need, what fits, and settings."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from stage2_grpo.preflight import memory
 from stage2_grpo.preflight.lengths import Counter, current, derive, measure, overflow, quantile
 from stage2_grpo.preflight.memory import GIB
 
-_DESCRIPTION = """Measures, with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and derives the
-limits of prompts, episodes and rows, the KV cache, and what fits GPUs of 16 to 80 GiB. Ends with the --set lines to use;
-changes no setting."""
+_DESCRIPTION = """Measures, with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and
+derives the limits of prompts, episodes and rows, the KV cache, and what fits GPUs of 16 to 80 GiB. Ends with the
+--set lines to use; changes no setting."""
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -97,7 +97,8 @@ def sources(run: RunDirectory) -> list[Path]:
 
 
 def _lines(values: dict[str, Any], shape: ModelShape, config: Config) -> Iterator[str]:
-    yield f"measured {values['episodes']} episodes and the first prompts of {values['questions']} questions with {values['model']}"
+    asked = f"the first prompts of {values['questions']} questions with {values['model']}"
+    yield f"measured {values['episodes']} episodes and {asked}"
     yield f"{'tokens':<44}{'median':>8}{'95 %':>8}{'99 %':>8}{'most':>8}"
     for name, row in values["measured"].items():
         yield f"{name:<44}" + "".join(f"{value:>8}" for value in row.values())
@@ -107,13 +108,13 @@ def _lines(values: dict[str, Any], shape: ModelShape, config: Config) -> Iterato
     block, run = memory.BLOCK_TOKENS[config.profile], memory.run_bytes(shape, config) / GIB
     blocks = config.vllm.max_num_seqs * -(-config.agent.context_tokens // block)
     yield (
-        f"\nKV cache for {config.vllm.max_num_seqs} episodes at once (vllm.max_num_seqs): {blocks} blocks of {block} tokens, "
-        f"{blocks * block * shape.kv_bytes / GIB:.2f} GiB ({shape.kv_bytes} bytes a token)"
+        f"\nKV cache for {config.vllm.max_num_seqs} episodes at once (vllm.max_num_seqs): {blocks} blocks of {block} "
+        f"tokens, {blocks * block * shape.kv_bytes / GIB:.2f} GiB ({shape.kv_bytes} bytes a token)"
     )
     yield f"a checkpoint takes {memory.checkpoint_bytes(shape, config) / GIB:.2f} GiB, the run {run:.2f} GiB of disk"
     yield f"main memory: about {memory.main_memory(shape, config) / GIB:.0f} GiB"
     yield f"with the suggested settings, {shape.parameters / 1e6:.0f} M weights (computed, not measured):"
-    yield f"{'GPU':<8}{'cache GiB':>10}{'KV blocks':>11}{'episodes':>10}{'pass GiB':>10}{'tokens a pass':>15}{'rows':>6}  fits"
+    yield "GPU      cache GiB  KV blocks  episodes  pass GiB  tokens a pass  rows  fits"
     for card in values["cards"]:
         yield (
             f"{f'{card["gib"]} GB':<8}{card['cache_gib']:>10.1f}{card['cache_blocks']:>11}{card['episodes']:>10}"

@@ -25,9 +25,9 @@ from stage2_grpo.preflight.findings import EXIT_CODES, Case, Check, Finding, fou
 from stage2_grpo.preflight.memory import GIB, main_memory
 from stage2_grpo.preflight.rehearsal import rehearse
 
-_DESCRIPTION = """Finds what would spoil a stage-2 run before it starts: packages, machine, checkpoint, settings, rewards, and a
-dress rehearsal of one episode with the real gateway, controller and vLLM server. Exit code 0: all is well, 2: at least
-one error, 3: warnings only."""
+_DESCRIPTION = """Finds what would spoil a stage-2 run before it starts: packages, machine, checkpoint, settings,
+rewards, and a dress rehearsal of one episode with the real gateway, controller and vLLM server. Exit code 0: all is
+well, 2: at least one error, 3: warnings only."""
 
 
 def check_machine(name: str, case: Case) -> str | None:
@@ -96,8 +96,8 @@ def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
         case = replace(case, model=model, trained=trained)
         if not trained:
             raise UserError(
-                f"{run.sft} holds no checkpoint of {config.model} yet, so only the sizes of {model} are examined; run `python "
-                "-m stage1_sft`, or set SFT_MODEL_PATH."
+                f"{run.sft} holds no checkpoint of {config.model} yet, so only the sizes of {model} are examined; run "
+                "`python -m stage1_sft`, or set SFT_MODEL_PATH."
             )
 
     def questions() -> None:

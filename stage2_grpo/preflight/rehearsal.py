@@ -1,8 +1,8 @@
 """A dress rehearsal: the real gateway, controller and vLLM server play one episode of the first training question.
 
-It shows what no reading of settings can: a vLLM process knows the parser, the gateway finds the server under the name that
-the trainer will use, the server's own rendering of the first prompt holds the tools, and an episode comes back with a
-reward. Whatever the model's skill, the parser is tested: constrained decoding makes the server write a call.
+It shows what no reading of settings can: a vLLM process knows the parser, the gateway finds the server under the name
+that the trainer will use, the server's own rendering of the first prompt holds the tools, and an episode comes back
+with a reward. Whatever the model's skill, the parser is tested: constrained decoding makes the server write a call.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
             yield Finding(
                 "model name" if refused[0].status_code == 503 else "server",
                 "error",
-                f"Gateway or server refuse a chat completion with tools for the trainer's model name {said}; move the checkpoint "
-                "to a folder with a plain name, and check vllm.tool_call_parser.",
+                f"Gateway or server refuse a chat completion with tools for the trainer's model name {said}; move the "
+                "checkpoint to a folder with a plain name, and check vllm.tool_call_parser.",
             )
             return
         yield Finding("model name", "ok", f"the gateway found the server as {model}")
@@ -113,11 +113,12 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
 def _prompt(case: Case, ids: list[int]) -> str:
     """The prompt that the server really gave the model holds the tools."""
     text = Tokenizer.from_folder(case.folder).decode(ids, skip_special=False)
-    for name in (tool["function"]["name"] for tool in TOOLS):
-        if name not in text:
+    for function in (tool["function"] for tool in TOOLS):
+        if function["description"] not in text:  # the system prompt holds the names
             raise UserError(
-                f"The first prompt as the server rendered it ({len(ids)} tokens) does not hold the tool {name}, so the model "
-                "cannot call it; use the merged model of stage 1, which carries a tool-aware chat template."
+                f"The first prompt as the server rendered it ({len(ids)} tokens) does not describe the tool "
+                f"{function['name']}, so the model cannot call it; use the merged model of stage 1, which carries a "
+                "tool-aware chat template."
             )
     return f"the server's first prompt has {len(ids)} tokens and holds all {len(TOOLS)} tools"
 
@@ -127,8 +128,8 @@ def _parser(config: Config, bodies: Mapping[str, dict[str, Any]]) -> str:
     for form, body in bodies.items():
         if len(body["choices"][0]["message"].get("tool_calls") or []) != 1:
             raise UserError(
-                f"With the parser {config.vllm.tool_call_parser} a call written as {form} came back as text, so no call would "
-                f"be seen; {_SET_UP}."
+                f"With the parser {config.vllm.tool_call_parser} a call written as {form} came back as text, so no "
+                f"call would be seen; {_SET_UP}."
             )
     return f"{config.vllm.tool_call_parser} is registered in vLLM and reads {' and '.join(bodies)}"
 
@@ -148,8 +149,8 @@ def _episode(case: Case, http: httpx.Client, rollout_id: str, folder: Path) -> s
         raise UserError(f"{subject} {state} ({said}); look at the database and gold SQL of this question.")
     summary = summarise(played[-1:])
     figures = (
-        f"{summary.mean_turns:.0f} turns, {summary.tool_calls} calls, {percent(summary.merged_share)} of later turns merged, "
-        f"reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
+        f"{summary.mean_turns:.0f} turns, {summary.tool_calls} calls, {percent(summary.merged_share)} of later turns "
+        f"merged, reward {reward.total:.2f}, {played[-1].seconds:.0f} s"
     )
     if not summary.tool_calls:
         raise Drawback(f"{subject} made no tool call ({figures}), and GRPO learns from calls; train stage 1 longer.")

@@ -1,9 +1,10 @@
 """`python -m stage2_grpo smoke`: does the reference configuration run end to end on this GPU?
 
 Needs one NVIDIA GPU with 40 GB or more, 60 GB of disk, the environment of the profile `gpu`, and the reference model
-(`model` in pipeline.yaml) in the Hugging Face cache or within reach. Plays data, stage 1 and stage 2 in small: a short LoRA
-SFT and two GRPO steps with real weight syncs and the verified export. Ends with a report to paste into an issue, also when a
-phase fails: stage 2 itself stops when the rollout server does not follow the trainer or the export differs from the policy.
+(`model` in pipeline.yaml) in the Hugging Face cache or within reach. Plays data, stage 1 and stage 2 in small: a
+short LoRA SFT and two GRPO steps with real weight syncs and the verified export. Ends with a report to paste into an
+issue, also when a phase fails: stage 2 itself stops when the rollout server does not follow the trainer or the export
+differs from the policy.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from shared.cli.command_line import ROOT, common_parser, resolve
+from shared.cli.command_line import common_parser, resolve
 from shared.cli.machine import Gpu, Needs, look, refuse
 from shared.errors import UserError
 from shared.records import JsonlTail
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     if args.dry_run:
         return
     lines = [
-        f"{machine.gpus[0]}, {machine.cores} cores, {machine.free_gib:.0f} GiB free, {platform.platform()}",
+        f"{machine.gpus}, {machine.cores} cores, {machine.free_gib:.0f} GiB free, {platform.platform()}",
         str(installed_versions()),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "SFT_MODEL_PATH"}  # of another run
@@ -58,7 +59,7 @@ def main(arguments: Sequence[str]) -> None:
     for phase, argv in commands.items():
         began = time.monotonic()
         try:
-            status = str(subprocess.run(argv, cwd=ROOT, env=environment, timeout=deadline - began).returncode)
+            status = str(subprocess.run(argv, env=environment, timeout=deadline - began).returncode)
         except subprocess.TimeoutExpired:
             status = f"ended, the limit of {LIMIT_SECONDS:.0f} s is over"
         lines.append(f"{phase}: status {status}, {time.monotonic() - began:.0f} s (expected {PHASES[phase]} s)")
@@ -70,6 +71,7 @@ def main(arguments: Sequence[str]) -> None:
         lines += log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]
     lines.append("passed" if status == "0" else "failed")
     report = run.path / "smoke.txt"
+    run.path.mkdir(parents=True, exist_ok=True)
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(*lines, f"this report is in {report}", sep="\n")
     if status != "0":

@@ -10,7 +10,7 @@ validations of GRPO are its own: the readiness gate and every evaluation play th
 
 Rules for the agent: it asks for whole answers (the gateway refuses streams), starts from `shared.agent.prompts`, whose words
 stage 1 taught, runs SQL through `task.tools` alone, and keeps to `task.limits`. A prompt that outgrows the server
-(vllm.max_model_len) ends the episode, whatever the agent makes of the refusal.
+(agent.context_tokens) ends the episode, whatever the agent makes of the refusal.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
         },
         "data": {
             "train_batch_size": grpo.train_batch_size,
-            "max_prompt_length": grpo.max_prompt_length,
-            "max_response_length": grpo.max_response_length,
+            "max_prompt_length": config.agent.context_tokens,
+            "max_response_length": config.agent.max_turn_tokens,
             "truncation": "error",
             "seed": config.seed,
             "dataloader_num_workers": 0,  # rows are in memory
@@ -113,8 +113,8 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
             "max_ppo_update_times": max(1, grpo.train_batch_size // grpo.mini_batch_size),
             "trace_aggregator": {
                 "level": "trajectory",  # one row per episode as long as every prompt continues the previous turn
-                "trajectory_max_prompt_length": grpo.max_prompt_length,  # default 2048 drops longer prompts
-                "trajectory_max_response_length": grpo.trajectory_response_length,
+                "trajectory_max_prompt_length": config.agent.context_tokens,  # default 2048 drops longer prompts
+                "trajectory_max_response_length": config.agent.context_tokens,  # rows are padded to the longest only
             },
             "local": {"agent_class": "stage2_grpo.rollouts.agent.SqlAgent"},
             "k8s": {"job_template_path": job_template},
@@ -160,7 +160,7 @@ def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
             "tensor_model_parallel_size": vllm.tensor_parallel,
             "gpu_memory_utilization": vllm.gpu_memory_utilization,
             "enforce_eager": vllm.enforce_eager,
-            "max_model_len": vllm.max_model_len,
+            "max_model_len": config.agent.context_tokens,
             "max_num_seqs": vllm.max_num_seqs,
             "log_prob_micro_batch_size_per_gpu": grpo.micro_batch_size,
             "multi_turn": {"format": "hermes"},

@@ -14,10 +14,10 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("run_pipeline.py", "data", "shared", "stage1_sft", "stage2_grpo")
 # Each package may import only packages on its own floor or on a lower one, listed from the bottom up.
 FLOORS = (
-    ("shared", "shared.errors"),
+    ("shared", "shared.errors", "shared.tool_calls"),
     ("shared.config", "shared.records"),
-    ("shared.models", "shared.processes", "shared.runs", "shared.sql", "shared.tool_calls"),
-    ("shared.agent", "shared.cli", "shared.reward", "shared.vllm_plugins"),
+    ("shared.models", "shared.processes", "shared.runs", "shared.sql"),
+    ("shared.agent", "shared.cli", "shared.reward"),
     ("shared.evaluation",),
     ("shared.report",),
     ("data", "stage1_sft", "stage2_grpo"),

@@ -79,6 +79,10 @@ def form(sql: str) -> str:
         tree = sqlglot.parse_one(sql, read="sqlite")
     except SqlglotError:
         return sql
+    named = {alias.alias.lower(): alias.this for alias in tree.find_all(exp.Alias)}
+    for column in [*tree.find_all(exp.Column)]:
+        if not column.table and column.name.lower() in named and column.find_ancestor(exp.Order, exp.Having):
+            column.replace(named[column.name.lower()].copy())
     tables = {node.alias_or_name.lower() for node in tree.find_all(exp.Table)}
     return tree.transform(_plain, tables).sql(dialect="sqlite")
 

@@ -28,14 +28,13 @@ from vllm.tool_parsers import ToolParserManager
 
 from shared.agent.prompts import TOOLS
 from shared.records import ToolCall
-from shared.tool_calls import Stream, render_call, render_turn
-from shared.tool_calls.cases import read_cases
-from shared.vllm_plugins import qwen25_coder_parser
+from shared.tool_calls import Stream, render_call, render_turn, vllm_plugin
+from shared.tool_calls.report import read_cases
 from tests.bench.tool_call_peers import PEERS as PACKAGES
 from tests.bench.tool_call_peers import Reader
 from tests.shared.examples import tiny_tokenizer
 
-OURS, STOCK = qwen25_coder_parser.NAME, "hermes"
+OURS, STOCK = vllm_plugin.NAME, "hermes"
 PEERS = ("qwen3_coder", "pythonic", "xlam")
 WHOLE_TARGET, STREAM_TARGET = 1.5, 10.0
 SQL = (
@@ -143,7 +142,7 @@ def _packages(cases: Sequence[dict[str, Any]]) -> None:
 
 
 def _calls_as_expected(read: Reader, case: dict[str, Any], failures: Counter[str]) -> bool:
-    tools = [tool for tool in TOOLS if tool["function"]["name"] in case["tools"]]
+    tools = [{"type": "function", "function": tool.get("function", tool)} for tool in case["tools"]]
     try:
         found = read(case["output"], tools)
     except ImportError:
@@ -155,7 +154,7 @@ def _calls_as_expected(read: Reader, case: dict[str, Any], failures: Counter[str
 
 
 def _as_expected(parser_class: Any, tokenizer: Any, case: dict[str, Any]) -> bool:
-    tools = [tool for tool in TOOLS if tool["function"]["name"] in case["tools"]]
+    tools = [{"type": "function", "function": tool.get("function", tool)} for tool in case["tools"]]
     try:
         parser = parser_class(tokenizer)
         found = parser.extract_tool_calls(case["output"], _request(tools))

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from data.demo.generate import SHARES
 from data.splits import LeakageError, choose_unseen, leakage_check, make_splits, paraphrase_groups
+from data.synthesis.generate import SHARES
 from shared.config.schema import DataConfig
 from shared.errors import UserError
 from shared.records import Question

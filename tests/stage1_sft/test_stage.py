@@ -94,7 +94,7 @@ def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(
     _, _, counts = stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
     assert counts["train"]["languages"] == {"English": 5, "unknown": 1}
     assert stage.counts_line({**counts["train"], "too_long": 2}) == (
-        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than sft.max_length: 2; "
+        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: 2; "
         "traces that answer with bare values: 1, because their questions are in none of the languages in which "
         "answers are written (English, German, French, Spanish, Italian, Portuguese, Dutch)"
     )
@@ -124,8 +124,8 @@ def test_the_stage_trains_merges_is_skipped_and_repairs_itself(
     shutil.rmtree(merged)
     stage.run(config, run)
     assert (merged / "model.safetensors").exists()
-    with pytest.raises(UserError, match=r"sft\.max_length"):
-        stage.run(_tiny_settings(tmp_path, "sft.max_length=50"), run)
+    with pytest.raises(UserError, match=r"longer than agent\.context_tokens"):
+        stage.run(_tiny_settings(tmp_path, "agent.context_tokens=50"), run)
     assert stage.run(config, run) == merged
     assert "already trained" in capsys.readouterr().out
 
@@ -160,6 +160,6 @@ def _tiny_settings(folder: Path, *overrides: str) -> Config:
     if not model.exists():
         save_tiny_model(model)
     return settings(
-        f"model={model}", f"runs_dir={folder / 'runs'}", "sft.max_length=4096", "sft.batch_size=4", "sft.eval_steps=2",
+        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4", "sft.eval_steps=2",
         "sft.learning_rate=0.01", *overrides,
     )  # fmt: skip

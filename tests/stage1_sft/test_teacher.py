@@ -221,7 +221,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_nothing_had_happened(tmp_path: Path
         return (sql("SELECT 'no'" if text in hopeless else golds[text]), answer("Done."))[turn]
 
     with scripted_server(endpoint) as url:
-        overrides = ["agent.context_tokens=4096", "vllm.max_model_len=4096", "teacher.tries=2", "teacher.concurrency=3",
+        overrides = ["agent.context_tokens=4096", "teacher.tries=2", "teacher.concurrency=3",
                      f"teacher.endpoint={url}"]  # fmt: skip
         config = load_config(ROOT / "pipeline.yaml", "cpu", overrides)
         kept: list[Any] = []

@@ -29,7 +29,6 @@ def test_a_server_teaches_asks_for_its_key_and_is_not_asked_twice(
     run, tokenizer = RunDirectory(tmp_path), Tokenizer.from_folder(model)
     shape = [
         "agent.context_tokens=4096",
-        "vllm.max_model_len=4096",
         "vllm.cpu_kv_cache_gib=1",
         "agent.max_turn_tokens=96",
     ]

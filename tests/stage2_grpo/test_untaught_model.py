@@ -23,7 +23,7 @@ from tests.shared.examples import insurance_file, tiny_tokenizer, tokenizer_fold
 from tests.stage2_grpo.small_run import FENCED
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = ("agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400", "agent.max_turns=2")
+SETTINGS = ("agent.context_tokens=8000", "agent.max_turn_tokens=400", "agent.max_turns=2")
 
 
 def ours(text: str) -> Parsed:

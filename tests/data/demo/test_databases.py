@@ -1,74 +1,97 @@
 """The demo databases: believable, connected, and the same on every run."""
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from data.demo.build import make_rows, write_database
-from data.demo.domains import DOMAINS
-from data.demo.spec import Domain, Kind
+from data.synthesis.demo import SCRIPTS, write_database
+from data.synthesis.schema import Meaning, Understanding, understand
+from shared.sql.database import Database
+from tests.data.conftest import settings
 
-domains = pytest.mark.parametrize("domain", DOMAINS, ids=lambda domain: domain.db_id)
-
-
-def test_at_least_nine_domains_with_distinct_names() -> None:
-    assert len({domain.db_id for domain in DOMAINS}) == len(DOMAINS) >= 9
+scripts = pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 
 
-def test_no_table_name_appears_in_two_domains() -> None:
-    names = [table.name for domain in DOMAINS for table in domain.tables]
+@pytest.fixture
+def database(script: Path, tmp_path: Path) -> Iterator[sqlite3.Connection]:
+    write_database(script, tmp_path / "db")
+    with closing(sqlite3.connect(tmp_path / "db")) as connection:
+        yield connection
+
+
+def table_names(database: sqlite3.Connection) -> list[str]:
+    return [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+
+def about(script: Path, folder: Path) -> Understanding:
+    write_database(script, folder / "understood.sqlite")
+    return understand(Database(folder / "understood.sqlite", settings().sandbox), {})
+
+
+def test_at_least_nine_domains_of_small_text() -> None:
+    assert len(SCRIPTS) >= 9
+    assert sum(script.stat().st_size for script in SCRIPTS) < 2_000_000
+
+
+def test_no_table_name_appears_in_two_domains(tmp_path: Path) -> None:
+    names = []
+    for script in SCRIPTS:
+        write_database(script, tmp_path / script.stem)
+        with closing(sqlite3.connect(tmp_path / script.stem)) as connection:
+            names += table_names(connection)
     assert len(set(names)) == len(names)
 
 
-@domains
-def test_three_to_six_tables_of_twenty_to_three_hundred_rows(domain: Domain) -> None:
-    assert 3 <= len(domain.tables) <= 6
-    assert all(20 <= table.rows <= 300 for table in domain.tables)
+@scripts
+def test_three_to_six_tables_of_twenty_to_three_hundred_rows(database: sqlite3.Connection) -> None:
+    names = table_names(database)
+    assert 3 <= len(names) <= 6
+    for name in names:
+        assert 20 <= database.execute(f"SELECT COUNT(*) FROM {name}").fetchone()[0] <= 300
 
 
-@domains
-def test_files_are_identical_byte_for_byte(domain: Domain, tmp_path: Path) -> None:
+@scripts
+def test_files_are_identical_byte_for_byte(script: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
-        write_database(domain, make_rows(domain), tmp_path / name)
+        write_database(script, tmp_path / name)
     assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "second"]
 
 
-@domains
-def test_every_foreign_key_leads_to_a_row(domain: Domain, tmp_path: Path) -> None:
-    write_database(domain, make_rows(domain), tmp_path / "db")
-    with closing(sqlite3.connect(tmp_path / "db")) as connection:
-        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-        keys = [row for table in domain.tables for row in connection.execute(f"PRAGMA foreign_key_list({table.name})")]
-    assert len(keys) == sum(len(table.of(Kind.REF)) for table in domain.tables) >= 2
+@scripts
+def test_every_foreign_key_leads_to_a_row_and_is_understood(
+    database: sqlite3.Connection, script: Path, tmp_path: Path
+) -> None:
+    assert database.execute("PRAGMA foreign_key_check").fetchall() == []
+    keys = [row for name in table_names(database) for row in database.execute(f"PRAGMA foreign_key_list({name})")]
+    understood = [column for table in about(script, tmp_path).tables for column in table.of(Meaning.REFERENCE)]
+    assert len(keys) == len(understood) >= 2
 
 
-@domains
-def test_every_domain_has_missing_values_dates_and_categories(domain: Domain) -> None:
-    rows = make_rows(domain)
-    assert any(value is None for table in rows.values() for row in table for value in row.values())
-    for kind in (Kind.DATE, Kind.CATEGORY, Kind.MEASURE, Kind.LABEL):
-        assert any(table.of(kind) for table in domain.tables)
+@scripts
+def test_every_domain_has_missing_values_dates_and_categories(script: Path, tmp_path: Path) -> None:
+    tables = about(script, tmp_path).tables
+    assert any(column.has_null for table in tables for column in table.columns)
+    for meanings in ((Meaning.DATE,), (Meaning.CATEGORY,), (Meaning.QUANTITY, Meaning.LEVEL), (Meaning.NAME,)):
+        assert any(table.of(*meanings) for table in tables)
 
 
-@domains
-def test_categories_have_few_values_and_labels_are_unique(domain: Domain) -> None:
-    rows = make_rows(domain)
-    for table in domain.tables:
-        for column in table.of(Kind.CATEGORY):
-            assert 2 <= len({row[column.name] for row in rows[table.name]} - {None}) <= 10
-        for column in table.of(Kind.LABEL):
-            assert len({row[column.name] for row in rows[table.name]}) == table.rows
+@scripts
+def test_categories_have_few_values_and_names_of_rows_are_unique(script: Path, tmp_path: Path) -> None:
+    for table in about(script, tmp_path).tables:
+        assert all(2 <= len(set(column.values)) <= 10 for column in table.of(Meaning.CATEGORY))
+        assert all(column.is_unique for column in table.title)
 
 
-@domains
-def test_two_references_to_one_table_name_different_rows(domain: Domain) -> None:
-    rows = make_rows(domain)
-    for table in domain.tables:
-        references = table.of(Kind.REF)
-        for one in references:
-            for other in references:
-                if one is not other and one.references == other.references:
-                    assert all(row[one.name] != row[other.name] for row in rows[table.name])
+@scripts
+def test_two_references_to_one_table_name_different_rows(database: sqlite3.Connection) -> None:
+    for name in table_names(database):
+        keys = [(row[2], row[3]) for row in database.execute(f"PRAGMA foreign_key_list({name})")]
+        for parent, column in keys:
+            for other_parent, other in keys:
+                if column != other and parent == other_parent:
+                    same = database.execute(f"SELECT COUNT(*) FROM {name} WHERE {column} = {other}").fetchone()[0]
+                    assert same == 0

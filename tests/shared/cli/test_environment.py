@@ -45,6 +45,11 @@ def fake_uv(folder: Path, monkeypatch: pytest.MonkeyPatch, then: str = "") -> Pa
     return calls
 
 
+def snapshot(folder: Path) -> dict[Path, int]:
+    """Every path below `folder` with the time of its last change."""
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+
 def test_a_complete_environment_is_used_at_once(project: Path) -> None:
     assert environment.ensure(project, "cpu") == project / ".venv" / "bin" / "python"
 
@@ -86,11 +91,36 @@ def test_changed_packages_remake_the_environment_with_hashes_and_without_builds(
     assert "setting up" in capsys.readouterr().out
 
 
-def test_a_plan_for_another_device_rebuilds_nothing(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_for_another_device_or_other_metadata_changes_nothing(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = fake_uv(project / "fake", monkeypatch)
-    environment.ensure(project, "gpu", any_device=True)
+    (project / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    before = snapshot(project)
+    environment.ensure(project, "gpu", dry_run=True)
     assert not calls.exists()
-    assert environment.read_stamp(project / ".venv")["profile"] == "cpu"
+    assert snapshot(project) == before
+
+
+def test_a_dry_run_without_an_environment_makes_none(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_uv(project / "fake", monkeypatch)
+    (project / ".venv" / "firstcall.json").unlink()
+    before = snapshot(project)
+    with pytest.raises(UserError, match=r"\.venv is not made yet, and a dry run makes nothing; run .* setup"):
+        environment.ensure(project, "cpu", dry_run=True)
+    assert not calls.exists()
+    assert snapshot(project) == before
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_an_environment_of_another_copy_is_refused(project: Path, tmp_path: Path, dry_run: bool) -> None:
+    stamp = environment.read_stamp(project / ".venv") | {"root": "/elsewhere/clone"}
+    environment.write_stamp(project / ".venv", stamp)
+    with pytest.raises(
+        UserError, match=r"belongs to another copy of the repository \(/elsewhere/clone\).*remove it here"
+    ):
+        environment.ensure(project, "cpu", dry_run=dry_run)
+    assert environment.read_stamp(project / ".venv") == stamp
 
 
 def test_changed_project_metadata_only_reinstalls_the_project(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

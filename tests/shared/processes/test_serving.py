@@ -60,7 +60,7 @@ def test_a_real_model_is_served_and_evaluated_also_after_a_kill_9(
     database = str(insurance_file(tmp_path))
     gold = "SELECT count(*) FROM claims"
     write_jsonl(run.data / "test.jsonl", [Question(f"q{i}", "insurance", f"{i}?", gold, database) for i in range(4)])
-    settings = ["agent.max_turn_tokens=24", "agent.context_tokens=4096", "vllm.max_model_len=4096",
+    settings = ["agent.max_turn_tokens=24", "agent.context_tokens=4096",
                 f"runs_dir={tmp_path / 'runs'}", "evaluate.bootstrap_samples=50"]  # fmt: skip
 
     overrides = [part for setting in settings for part in ("--set", setting)]

@@ -7,7 +7,7 @@ import pytest
 from shared.agent.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import Parsed, Stream, parse, render_call
-from shared.tool_calls.cases import cuts, streamed_result
+from shared.tool_calls.report import cuts, streamed_result
 from tests.shared.tool_calls.tool_call_examples import (
     COLUMNS,
     COLUMNS_JSON,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from shared.agent.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import Parsed, Stream, is_encodable, parse, parse_hermes, render_call, render_turn
-from shared.tool_calls.cases import streamed_result
+from shared.tool_calls.report import streamed_result
 from tests.shared.chatml import render
 from tests.shared.examples import tiny_tokenizer
 from tests.shared.tool_calls.tool_call_examples import COLUMNS_JSON, NEGATIVES, POSITIVES, QUERY_JSON, TAGGED

@@ -10,7 +10,7 @@ import pytest
 from shared.agent.prompts import TOOLS
 from shared.records import ToolCall
 from shared.tool_calls import Parsed, parse, parse_hermes, render_call, render_turn
-from shared.tool_calls.cases import streamed_result
+from shared.tool_calls.report import streamed_result
 
 COLUMNS = ToolCall("get_columns", {"table": "claims"})
 QUERY = ToolCall("execute_sql", {"sql": "SELECT 1"})
@@ -92,7 +92,7 @@ def test_other_shapes_of_the_same_call_are_understood(body: str) -> None:
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT "a", "b" FROM t"}}', 'SELECT "a", "b" FROM t'),
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT x = "y""}}', 'SELECT x = "y"'),
         ('{"name": "execute_sql", "arguments": {"sql": """SELECT "a"\nFROM t"""}}', 'SELECT "a"\nFROM t'),
-        ('{name: "execute_sql", /* now */ arguments: {sql: `SELECT 1`}, # done\n}', "SELECT 1"),
+        ('{name: "execute_sql", // now\n arguments: {sql: `SELECT 1`}, # done\n}', "SELECT 1"),
     ],
 )
 def test_broken_json_is_repaired_where_its_meaning_is_certain(body: str, sql: str) -> None:

@@ -100,7 +100,6 @@ POSITIVES: dict[str, list[Positive]] = {
         ('execute_sql("SELECT "\n            "1")', [QUERY], ""),
         ('<tool_call>\nexecute_sql(sql="SELECT 1")\n</tool_call>', [QUERY], ""),
         ("```tool_code\n# first\nget_columns(table=\"claims\")\nexecute_sql(sql='''SELECT 1''')\n```\nSo.", [COLUMNS, QUERY], "So."),
-        ('execute_sql(sql=r"SELECT \'\\d\'")', [sql("SELECT '\\d'")], ""),
     ],
     "xml": [
         ("<function=execute_sql>\n<parameter=sql>\nSELECT a\nFROM t\nWHERE b < 3\n</parameter>\n</function>", [sql("SELECT a\nFROM t\nWHERE b < 3")], ""),
@@ -158,8 +157,6 @@ POSITIVES: dict[str, list[Positive]] = {
         ('{"name": "search_schema", "arguments": {"query": "the “top” ones",}}', [ToolCall("search_schema", {"query": "the “top” ones"})], ""),
     ],
     "joined": [
-        ('{"name": "execute_sql", "arguments": {"sql": "SELECT a " +\n  "FROM t"}}', [sql("SELECT a FROM t")], ""),
-        ('<tool_call>\n{"name": "execute_sql", "arguments": {"sql": "SELECT a "\n  "FROM t"\n}}\n</tool_call>', [sql("SELECT a FROM t")], ""),
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT "a" + "b" FROM t"}}', [sql('SELECT "a" + "b" FROM t')], ""),
         ('{"arguments": {"sql": "SELECT 1"}\n "name": "execute_sql"}', [QUERY], ""),
     ],
@@ -169,7 +166,7 @@ POSITIVES: dict[str, list[Positive]] = {
     ],
     "comments": [
         (f"```json\n// the columns first\n{COLUMNS_JSON}\n```", [COLUMNS], ""),
-        (f"```\n# the columns first\n/* then the rows */\n{COLUMNS_JSON}\n```\nSo.", [COLUMNS], "So."),
+        (f"```\n# the columns first\n// then the rows\n{COLUMNS_JSON}\n```\nSo.", [COLUMNS], "So."),
         (f"<tool_call>\n// look\n{COLUMNS_JSON}\n</tool_call>", [COLUMNS], ""),
         (f"{COLUMNS_JSON[:-1]} # the columns\n}}", [COLUMNS], ""),
         (f"<tool_call>\n{COLUMNS_JSON[:-1]} // the columns\n}}\n</tool_call>", [COLUMNS], ""),

@@ -27,10 +27,7 @@ _CONFIG = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": True,
 }
-ROOM = (
-    "agent.context_tokens=4096", "vllm.max_model_len=4096", "grpo.max_prompt_length=2048", "grpo.save_every=1",
-    "grpo.trajectory_response_length=4096",
-)  # fmt: skip
+ROOM = ("agent.context_tokens=4096", "grpo.save_every=1")
 
 
 def checkpoint(folder: Path, *, prefix: str = "model.", width: int = HIDDEN) -> Path:

@@ -27,7 +27,7 @@ _FIRST_CALL = '<tool_call>\n{"name": "search_schema", "arguments": {"query": "cl
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     folder = tmp_path_factory.mktemp("rehearsal")
-    small = ["vllm.cpu_kv_cache_gib=1", "agent.context_tokens=2048", "vllm.max_model_len=2048", "agent.max_turns=2"]
+    small = ["vllm.cpu_kv_cache_gib=1", "agent.context_tokens=2048", "agent.max_turns=2"]
     question = Question(
         "q0", "insurance", "How many claims are open?", "SELECT count(*) FROM claims", str(insurance_file(folder))
     )

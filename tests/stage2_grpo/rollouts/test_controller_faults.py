@@ -210,7 +210,7 @@ def test_every_episode_has_a_thread_for_its_query(gateway: ScriptedGateway) -> N
 
 
 def test_runaway_sql_costs_its_own_episode_alone(gateway: ScriptedGateway, tmp_path: Path) -> None:
-    settings = ["sandbox.timeout_seconds=1.0", "agent.context_tokens=8000", "vllm.max_model_len=8000"]
+    settings = ["sandbox.timeout_seconds=1.0", "agent.context_tokens=8000"]
     tokenizer = Tokenizer.from_folder(tokenizer_folder(tmp_path))
     models = {
         name: ScriptedModel(tokenizer, render_turn("", [ToolCall("execute_sql", {"sql": sql})]), "Done.")

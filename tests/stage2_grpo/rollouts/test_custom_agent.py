@@ -65,7 +65,7 @@ def played(
     folder: Path, agent: str | None, *says: str, model: Callable[[Any], Any] | None = None
 ) -> tuple[Reward | None, Episode]:
     """Reward of one episode on the insurance database, and its record without times and what only some agents run."""
-    settings = ["agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400"]
+    settings = ["agent.context_tokens=8000", "agent.max_turn_tokens=400"]
     settings += [f"grpo.agent={agent}"] if agent else []
     tokenizer, rows = Tokenizer.from_folder(tokenizer_folder(folder)), []
     handler = make_handler(load_config(PIPELINE, "cpu", settings), folder, rows.append)

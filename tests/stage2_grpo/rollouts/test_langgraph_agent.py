@@ -40,7 +40,7 @@ def played(
     gateway: Gateway, folder: Path, agent: str | None, speech: list[str]
 ) -> tuple[list[float], Episode, list[Any]]:
     """Rewards, record and requests of one episode through controller and gateway."""
-    settings = ["agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400"]
+    settings = ["agent.context_tokens=8000", "agent.max_turn_tokens=400"]
     settings += [f"grpo.agent={agent}"] if agent else []
     tokenizer = Tokenizer.from_folder(tokenizer_folder(folder))
     # Our parser in vLLM keeps the text beside a call exact, which the stock one does not: then turns would not merge.

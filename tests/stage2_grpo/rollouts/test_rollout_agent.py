@@ -39,7 +39,7 @@ SPEECH = [
 
 @pytest.fixture
 def settings(gateway: Gateway, tmp_path: Path) -> Path:
-    overrides = ["agent.context_tokens=8000", "vllm.max_model_len=8000", "agent.max_turn_tokens=400"]
+    overrides = ["agent.context_tokens=8000", "agent.max_turn_tokens=400"]
     config = load_config(ROOT / "pipeline.yaml", "cpu", overrides)
     file = tmp_path / "agents.json"
     AgentSettings(gateway.url, tokenizer_folder(tmp_path), config, tmp_path / "episodes.jsonl").save(file)

@@ -30,6 +30,14 @@ def test_lora_runs_in_the_mode_in_which_vllm_samples_the_trained_policy(profile:
     assert (actor.actor.strategy, actor.model.lora.merge, actor.model.lora_rank) == ("fsdp", True, 16)
 
 
+@pytest.mark.parametrize("profile", ["cpu", "gpu"])
+def test_prompts_and_rows_may_fill_the_context(profile: str) -> None:
+    config, context = composed(profile), {"cpu": 1536, "gpu": 8192}[profile]
+    rows = config.agentlightning.trace_aggregator
+    assert (rows.trajectory_max_prompt_length, rows.trajectory_max_response_length) == (context, context)
+    assert (config.data.max_prompt_length, config.actor_rollout_ref.rollout.max_model_len) == (context, context)
+
+
 def test_the_gpu_profile_holds_the_reference_configuration() -> None:
     config = composed("gpu")
     rollout, actor = config.actor_rollout_ref.rollout, config.actor_rollout_ref.actor
