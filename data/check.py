@@ -7,7 +7,6 @@ golds that a trivial query satisfies too, and questions asked twice with the sam
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -85,15 +84,13 @@ def check(source: Source, rows: Sequence[tuple[Place, SourceRow | BadRowError]],
             if isinstance(row, BadRowError):
                 raise row
             database = databases.get(row.database)
-            start = time.monotonic()
             result = databases.run_gold(row.database, row.gold_sql)
-            seconds = time.monotonic() - start
         except BadRowError as reason:
             checked.findings[UNUSABLE].append((place, str(reason)))
             continue
         checked.rows.append((row, database.path))
         before = asked.setdefault((database.path, question_key(f"{row.question} {row.evidence}")), (row, result))
-        for kind, what in _oddities(row, result, database, seconds, before):
+        for kind, what in _oddities(row, result, database, before):
             checked.findings[kind].append((place, what))
     for name, opened in databases.opened.items():
         texts = [f"{table.name} ()" for table in opened.schema.tables]
@@ -105,12 +102,12 @@ def check(source: Source, rows: Sequence[tuple[Place, SourceRow | BadRowError]],
 
 
 def _oddities(
-    row: SourceRow, result: QueryResult, database: Database, seconds: float, before: tuple[SourceRow, QueryResult]
+    row: SourceRow, result: QueryResult, database: Database, before: tuple[SourceRow, QueryResult]
 ) -> Iterator[tuple[str, str]]:
     """Finding and detail of all that is odd about a usable row; `before` is the first row with the same question."""
     sql = " ".join(row.gold_sql.split())[:160]
-    if seconds > SLOW_SECONDS:
-        yield "slow", f"{seconds:.1f} s: {sql}"
+    if result.seconds > SLOW_SECONDS:
+        yield "slow", f"{result.seconds:.1f} s: {sql}"
     if not result.rows:
         yield "empty", sql
     if not tables_read(row.gold_sql, database):

@@ -46,6 +46,9 @@ class Databases:
         try:
             result = self.get(name).execute(sql, self._sandbox.max_compare_rows)
         except SqlError as error:
+            if error.kind == "timeout":
+                seconds = f"{self._sandbox.timeout_seconds:g} s"
+                raise BadRowError(f"its gold SQL takes longer than {seconds}; raise sandbox.timeout_seconds") from None
             raise BadRowError(f"its gold SQL fails ({str(error).rstrip('.')}); correct the query") from None
         except UserError as error:
             raise BadRowError(str(error).rstrip(".")) from None

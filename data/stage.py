@@ -17,7 +17,7 @@ from data.sql_form import gold_key, question_key
 from data.synthesis.demo import demo_questions
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.records import Question, read_questions, write_jsonl
+from shared.records import Question, portable, read_questions, write_jsonl
 from shared.reward.perturbed_copies import make_copies
 from shared.runs.manifest import RunDirectory, attempt, fingerprint, finish_stage, finished
 from shared.runs.output_paths import refuse_overwriting
@@ -85,7 +85,8 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     if config.data.copies:
         _add_copies(splits, folder.resolve() / "copies", config)
     for name, questions in splits.items():
-        write_jsonl(folder / f"{name}.jsonl", questions)
+        file = folder / f"{name}.jsonl"
+        write_jsonl(file, [portable(question, file, folder) for question in questions])
     return counts | {
         "questions": {name: len(questions) for name, questions in splits.items()},
         "difficulty": _by(splits, "difficulty"),
@@ -193,7 +194,6 @@ def _fingerprint(config: Config, run: RunDirectory) -> str:
     return fingerprint(
         version=VERSION,
         settings=config.part_of("data"),
-        folder=str(run.data),
         **({"source": source} if source else {}),
         **avoided,
     )

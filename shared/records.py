@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,16 @@ def episode_from_row(row: dict[str, Any]) -> Episode:
     return Episode(**{**row, "turns": tuple(turns), "stop": StopReason(row["stop"]), "reward": reward})
 
 
+def portable(question: Question, file: Path, root: Path) -> Question:
+    """The question as `file` holds it: paths below `root` relative to the file, so that `root` can be moved or copied."""
+
+    def relative(named: str) -> str:
+        inside = named and Path(named).is_relative_to(root.resolve())
+        return os.path.relpath(named, file.parent.resolve()) if inside else named
+
+    return dataclasses.replace(question, database=relative(question.database), copies=relative(question.copies))
+
+
 def write_jsonl(path: Path, records: Iterable[Any]) -> int:
     """Write records to `path` through a temporary file (a reader never sees half a file); returns the row count."""
     partial = path.with_name(path.name + ".partial")
@@ -190,13 +201,18 @@ def _object(line: bytes) -> dict[str, Any] | None:
 
 def read_questions(path: Path) -> Iterator[Question]:
     """Questions of a JSONL file written by `write_jsonl`, in order; ValueError names the first line that is none."""
+    home = path.parent.resolve()
     with path.open(encoding="utf-8") as stream:
         for number, line in enumerate(stream, start=1):
             if line.strip():
                 try:
-                    yield question_from_json(line)
+                    question = question_from_json(line)
                 except ValueError as error:
                     raise ValueError(f"line {number}: {error}") from error
+                database, copies = (
+                    named and os.path.normpath(home / named) for named in (question.database, question.copies)
+                )
+                yield dataclasses.replace(question, database=database, copies=copies)
 
 
 def read_episodes(path: Path) -> list[Episode]:

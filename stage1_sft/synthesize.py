@@ -119,7 +119,8 @@ class _Conversation:
         except ValueError as error:
             raise Dropped(str(error).split(":")[0]) from error
         except SqlError as error:
-            raise Dropped("gold fails") from error
+            slow = "gold takes longer than sandbox.timeout_seconds"
+            raise Dropped(slow if error.kind == "timeout" else "gold fails") from error
         if not self.wanted.tables:
             raise Dropped("gold reads no table")
         self.toolbox = self.fresh_toolbox()

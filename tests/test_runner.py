@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import run_pipeline
 from data import importing
 from shared.errors import UserError
 from shared.processes.owned_process import locked
+from shared.records import read_questions
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, read_manifest
 from shared.runs.usage import read_usage
 
@@ -79,6 +81,27 @@ def test_a_finished_stage_is_skipped_and_its_cost_kept(
     assert "already" in capsys.readouterr().out
     assert (directory.data / "manifest.json").stat().st_mtime_ns == manifest
     assert read_usage(directory) == before
+
+
+@pytest.mark.parametrize("how", [shutil.move, shutil.copytree])
+def test_a_moved_or_copied_run_goes_on(
+    options: list[str],
+    directory: RunDirectory,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    how: Callable[[Path, Path], object],
+) -> None:
+    run([*options, "--only", "data", "--set", "data.copies=1"])
+    assert str(tmp_path) not in (directory.data / "train.jsonl").read_text().replace(str(tmp_path / "spider"), "")
+    how(directory.path, tmp_path / "elsewhere" / "main")
+    moved = RunDirectory(tmp_path / "elsewhere" / "main")
+    capsys.readouterr()
+    run([*options, "--only", "data", "--set", "data.copies=1", "--set", f"runs_dir={tmp_path / 'elsewhere'}"])
+    assert f"already prepared in {moved.data}" in capsys.readouterr().out
+    for question in read_questions(moved.data / "train.jsonl"):
+        assert Path(question.database).is_file()
+        assert moved.data in Path(question.copies).parents
+        assert Path(question.copies).is_dir()
 
 
 def test_changed_settings_run_a_stage_again(options: list[str], directory: RunDirectory) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from typing import Any
 
 from shared.models.tokenizer import Tokenizer
 from shared.records import ToolCall
-from shared.sql.database import Database, SqlError, Table
+from shared.sql.database import Database, SqlError, Table, quoted
 
 _MAX_TABLES = 5  # lines of one schema search
 _MATCHED_COLUMNS = 4  # columns named in one line of it
 _SAMPLES = 3  # distinct values shown per column
+_SAMPLE_LENGTH = 10_000  # characters or bytes; longer values are no samples
+_LONGEST_TOKEN = 64  # characters; a text that needs longer ones to fit is cut without counting its tokens
 _SAMPLE_ROWS = 1000  # rows looked at for them
 _SAMPLE_WIDTH = 30  # characters of one sample text
 _CELL_WIDTHS = (200, 40, 12)  # characters of one result cell; the next when not even one row fits
@@ -73,10 +76,13 @@ class Toolbox:
             text, ok = tool(value), True
         except SqlError as error:
             text, ok = f"Error: {error}", False
-        if self._tokenizer.count(text) > self._max_tokens:
-            mark = " ..."
+        if not self._fits(text):
+            mark, text = " ...", text[: _LONGEST_TOKEN * self._max_tokens]
             text = self._tokenizer.cut(text, self._max_tokens - self._tokenizer.count(mark))[0] + mark
         return Observation(text, ok)
+
+    def _fits(self, text: str) -> bool:
+        return len(text) <= _LONGEST_TOKEN * self._max_tokens and self._tokenizer.count(text) <= self._max_tokens
 
     def _search_schema(self, query: str) -> str:
         """A line for each of the best tables, with those of their columns that answer best to the searched words.
@@ -106,21 +112,28 @@ class Toolbox:
 
     def _get_columns(self, name: str) -> str:
         """A line per column, with sample values while tokens last: one each before any second one, keys last."""
-        bare = name.strip().removeprefix("main.").strip("\"'`[] ")
-        table = self.database.schema.table(bare)
+        parts = [name.strip(), name.strip().removeprefix("main.")]
+        inner = [part[1:-1].replace(q * 2, q) for part in parts for q in "\"`'" if part[:1] == part[-1:] == q]
+        bare = parts[1].strip("\"'`[] ")
+        candidates = (name, *parts, *inner, bare)  # as the table is called, or as SQL would write it
+        table = next(filter(None, map(self.database.schema.table, candidates)), None)
         if table is None:
             names = [table.name for table in self.database.schema.tables]
             raise SqlError(f"no such table: {bare}.{_nearest(bare, names)} Tables: {_listed(names)}.")
-        source = _quoted(table.name)
+        source, deadline = quoted(table.name), time.monotonic() + self.database.limits.timeout_seconds
         ((count,),) = self.database.execute(f"SELECT count(*) FROM {source}").rows
         head = f"{_listed([table.name])}: {_plural(count, 'row')}"
         lines, values = [], []
         for column in table.columns:
             key, reference = "PK" if column.primary_key else "", f"→ {column.references}" if column.references else ""
             lines.append(" ".join(filter(None, (_listed([column.name]), column.type, key, reference))))
-            cell = _quoted(column.name)
-            some = f"SELECT {cell} FROM {source} WHERE {cell} IS NOT NULL LIMIT {_SAMPLE_ROWS}"
-            rows = self.database.execute(f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}").rows
+            cell = quoted(column.name)
+            some = f"SELECT {cell} FROM {source} WHERE length({cell}) < {_SAMPLE_LENGTH} LIMIT {_SAMPLE_ROWS}"
+            query = f"SELECT DISTINCT {cell} FROM ({some}) LIMIT {_SAMPLES}"
+            try:
+                rows = self.database.execute(query, seconds=deadline - time.monotonic()).rows
+            except SqlError:  # an answer in time without samples is better than none
+                rows = ()
             values.append([_literal(value) for (value,) in rows])
         left = self._max_tokens - self._tokenizer.count("\n".join([head, *lines]))
         shown: list[list[str]] = [[] for _ in lines]
@@ -169,11 +182,12 @@ class Toolbox:
         low, high = 0, len(lines)
         while low < high:
             middle = (low + high + 1) // 2
-            if self._tokenizer.count(text(middle)) <= self._max_tokens:
+            if self._fits(text(middle)):
                 low = middle
             else:
                 high = middle - 1
-        if low == 0 and self._tokenizer.count(text(0)) > self._max_tokens:
+        if low == 0 and not self._fits(text(0)):
+            head = head[: _LONGEST_TOKEN * self._max_tokens]
             end = f" ...\n{tail(0)}"
             head = self._tokenizer.cut(head, max(0, self._max_tokens - self._tokenizer.count(end) - 1))[0] + " ..."
         return text(low), low
@@ -219,14 +233,10 @@ def _literal(value: Any) -> str:
     return f"'{text.removesuffix('...')}'..." if len(value) > _SAMPLE_WIDTH else f"'{text}'"
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
 def _listed(names: Iterable[str]) -> str:
     """Names as they must be written in SQL: in double quotes only where needed."""
     return ", ".join(
-        name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _RESERVED else _quoted(name)
+        name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.lower() not in _RESERVED else quoted(name)
         for name in names
     )
 

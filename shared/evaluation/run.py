@@ -39,7 +39,7 @@ from shared.models.folder import adapter_base, check_model_folder, is_adapter
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
 from shared.processes.vllm_server import vllm_server
-from shared.records import Episode, Question, StopReason, read_episodes, read_questions, to_json, write_jsonl
+from shared.records import Episode, Question, StopReason, portable, read_episodes, read_questions, to_json, write_jsonl
 from shared.reward.reward import judge
 from shared.runs.manifest import (
     RunDirectory,
@@ -108,7 +108,8 @@ def evaluate_subject(
     else:
         begin_stage(folder, expected)
         started, outputs = time.monotonic(), {"summary": str(folder / "summary.json")}
-        write_jsonl(folder / QUESTION_FILE, questions)
+        file = folder / QUESTION_FILE
+        write_jsonl(file, [portable(question, file, run.path) for question in questions])
         if isinstance(subject, Path):
             model = str(subject)
             summary = play_model(whole_model(subject, folder, model_cache(config)), questions, config, folder)
@@ -148,7 +149,9 @@ def whole_model(model: Path, folder: Path, cache: Path) -> Path:
 
 def evaluation_fingerprint(questions: Sequence[Question], config: Config, **subject: Any) -> str:
     """Fingerprint of everything that an evaluation of `subject` depends on; speed and patience are left out."""
-    asked, settings = [dataclasses.asdict(question) for question in questions], config.part_of("evaluation")
+    # Where a database lies does not matter; the fingerprint of the data covers what it holds.
+    asked = [dataclasses.asdict(one) | {"database": Path(one.database).name, "copies": ""} for one in questions]
+    settings = config.part_of("evaluation")
     return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
 
 

@@ -62,6 +62,7 @@ def make_copies(database: Path, golds: Sequence[str], folder: Path, count: int, 
             schema = connection.execute(
                 "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'index', 'view') "
                 "AND name NOT LIKE 'sqlite!_%' ESCAPE '!' AND sql NOT LIKE 'CREATE VIRTUAL%' "
+                "AND name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow') "
                 "ORDER BY type = 'view', rowid"
             ).fetchall()
             tables = _parents_first([_read_table(connection, name) for kind, name, _ in schema if kind == "table"])

@@ -70,6 +70,11 @@ def gold_result(database: Database, state: int, sql: str) -> QueryResult:
     try:
         result = database.execute(sql, database.limits.max_compare_rows)
     except SqlError as error:
+        if error.kind == "timeout":
+            seconds = f"{database.limits.timeout_seconds:g} s"
+            raise UserError(
+                f"{start} takes longer than {seconds}; raise sandbox.timeout_seconds or remove the question."
+            ) from error
         raise UserError(f"{start} cannot be run ({error}); correct it or remove the question.") from error
     if result.truncated:
         raise UserError(

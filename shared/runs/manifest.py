@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import importlib.metadata
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -106,9 +107,12 @@ def _content_hash(path: Path) -> str:
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
-    """The manifest of a finished stage, or None when the stage did not finish."""
+    """The manifest of a finished stage with the paths of its outputs, or None when the stage did not finish."""
     manifest = read_object(folder / MANIFEST)
-    return manifest if isinstance(manifest.get("outputs"), dict) else None
+    if not isinstance(manifest.get("outputs"), dict):
+        return None
+    paths = {name: os.path.normpath(folder / str(output)) for name, output in manifest["outputs"].items()}
+    return {**manifest, "outputs": paths}
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -203,17 +207,23 @@ def _discard(folder: Path) -> None:
 def finish_stage(
     folder: Path, expected: str, *, seconds: float, outputs: Mapping[str, Any], **details: Any
 ) -> dict[str, Any]:
-    """Write the manifest, last; `outputs` names the files or figures that later stages use."""
+    """Write the manifest, last; `outputs` are the files that later stages use.
+
+    Those inside the stage's folder are noted relative to it, so that a run can be moved or copied.
+    """
+    home = folder.resolve()
+    paths = {name: Path(output).absolute() for name, output in outputs.items()}
+    noted = {name: str(path.relative_to(home) if path.is_relative_to(home) else path) for name, path in paths.items()}
     manifest = {
         "fingerprint": expected,
         "seconds": round(seconds, 1),
-        "outputs": dict(outputs),
+        "outputs": noted,
         "bytes": _sizes(outputs),
         "versions": installed_versions(),
         **details,
     }
     write_json(folder / MANIFEST, manifest)
-    return manifest
+    return {**manifest, "outputs": {name: str(path) for name, path in paths.items()}}
 
 
 def write_json(path: Path, value: Any) -> None:

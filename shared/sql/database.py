@@ -12,7 +12,7 @@ import sqlite3
 import tempfile
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,7 @@ class QueryResult:
     columns: tuple[str, ...]
     rows: Rows
     truncated: bool
+    seconds: float = field(default=0.0, compare=False)  # spent on the query alone, without the start of a process
 
 
 class Database:
@@ -91,13 +92,14 @@ class Database:
         """Tables, columns and keys. Views that SQLite itself cannot resolve are left out."""
         with self._blaming_the_file(), contextlib.closing(connect(self._uri)) as connection:
             names = connection.execute(
-                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!' "
+                "AND name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow')"  # storage of virtual tables
             ).fetchall()
             tables = [_table(connection, name) for (name,) in names]
         return Schema(tuple(table for table in tables if table.columns))
 
-    def execute(self, sql: str, max_rows: int | None = None) -> QueryResult:
-        """Run one SELECT and return at most `max_rows` rows (default: `limits.max_rows`).
+    def execute(self, sql: str, max_rows: int | None = None, seconds: float | None = None) -> QueryResult:
+        """Run one SELECT for at most `seconds` and return at most `max_rows` rows (defaults: those of `limits`).
 
         Raises SqlError for everything the author of the SQL can change, UserError for a damaged file.
         """
@@ -109,7 +111,8 @@ class Database:
         file_state = status.st_ino, status.st_size, status.st_mtime_ns
         limits = self.limits
         wanted = limits.max_rows if max_rows is None else max_rows
-        answer = ask("answer", self._uri, sql, limits.timeout_seconds, file_state, wanted, limits.max_result_bytes)
+        seconds = limits.timeout_seconds if seconds is None else max(0.01, min(seconds, limits.timeout_seconds))
+        answer = ask("answer", self._uri, sql, seconds, file_state, wanted, limits.max_result_bytes)
         return self._result(answer)
 
     def text_in_double_quotes(self, sql: str) -> str | None:

@@ -14,7 +14,8 @@ the run, exhaust the machine's memory, or leave something behind that the next q
                        file itself are not trusted
     time               a deadline checked between SQLite's instructions; an alarm ends the process shortly after it,
                        whatever C code is running; the parent kills a process that survives even that
-    memory             lengths, columns, depth, rows and bytes are capped, and so is the address space of the process
+    memory             lengths, columns, depth, and all that comes back (rows, bytes, names, error texts) are capped, and so
+                       is the address space of the process
     leftovers          temporary tables and several statements are refused; a connection that ran out of memory is closed
 
 The official evaluators run everything that a model writes, so `official` lets writing statements work on a private copy
@@ -40,10 +41,12 @@ from typing import IO, Any
 
 MAX_SQL_LENGTH = 50_000  # characters
 MAX_OFFICIAL_SQL_LENGTH = 1_000_000  # SQLite's own default
+_MAX_NAMES_LENGTH = 50_000  # characters of all column names of a result
+_MAX_MESSAGE_LENGTH = 1_000  # characters of an error text
 _KEPT_READERS = 24
 _BLOCK_ROWS = 32  # fetched before their bytes are counted
 _INSTRUCTIONS = 1_000  # of SQLite's virtual machine, between two looks at the clock
-_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+_READING = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE}
 _FUNCTIONS = frozenset(
     """
     -> ->> abs acos acosh asin asinh atan atan2 atanh avg bm25 ceil ceiling changes char coalesce concat concat_ws cos
@@ -62,7 +65,7 @@ _FUNCTIONS = frozenset(
 )
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 _LIMITS = {
-    sqlite3.SQLITE_LIMIT_LENGTH: 1_000_000,  # bytes of one text, blob or row
+    sqlite3.SQLITE_LIMIT_LENGTH: 64_000_000,  # bytes of one text, blob or row; the database may hold long ones itself
     sqlite3.SQLITE_LIMIT_SQL_LENGTH: MAX_SQL_LENGTH,
     sqlite3.SQLITE_LIMIT_COLUMN: 400,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 200,
@@ -81,7 +84,7 @@ _CONCERNS_FILES = re.compile(r"\s*(ATTACH|VACUUM)\b", re.IGNORECASE)
 
 TIMEOUT = "The query was stopped after {:g} s; filter earlier or join on keys."
 
-Answer = tuple[Any, ...]  # ("rows", columns, rows, truncated), or a kind of failure and its message
+Answer = tuple[Any, ...]  # ("rows", columns, rows, truncated, seconds), or a kind of failure and its message
 
 
 def connect(address: str, decoding: str = "replace") -> sqlite3.Connection:
@@ -92,9 +95,9 @@ def connect(address: str, decoding: str = "replace") -> sqlite3.Connection:
     connection.setconfig(sqlite3.SQLITE_DBCONFIG_TRUSTED_SCHEMA, False)
     connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
     connection.execute("PRAGMA temp_store=MEMORY")
-    with contextlib.suppress(
-        sqlite3.OperationalError
-    ):  # later an authorizer would take this for a change of the schema
+    with contextlib.suppress(sqlite3.OperationalError):
+        # Sets up virtual tables (full text search, R-Trees, JSON): later an authorizer would take it for a schema change.
+        connection.execute("SELECT count(*) FROM pragma_table_list").fetchall()
         connection.execute("SELECT 1 FROM json_each('0'), json_tree('0')").fetchall()
     return connection
 
@@ -164,8 +167,11 @@ def _open_reader(uri: str) -> sqlite3.Connection:
     return connection
 
 
-def _authorize_reading(action: int, _: str | None, function: str | None, *__: str | None) -> int:
-    allowed = action in _READING and (action != sqlite3.SQLITE_FUNCTION or (function or "").lower() in _FUNCTIONS)
+def _authorize_reading(action: int, name: str | None, value: str | None, *_: str | None) -> int:
+    if action == sqlite3.SQLITE_FUNCTION:
+        allowed = (value or "").lower() in _FUNCTIONS
+    else:  # FTS5 looks at the data version before it reads
+        allowed = action in _READING or (action == sqlite3.SQLITE_PRAGMA and (name, value) == ("data_version", None))
     return sqlite3.SQLITE_OK if allowed else sqlite3.SQLITE_DENY
 
 
@@ -185,8 +191,8 @@ def _run(
 
     A number counts 8 bytes.
     """
-    deadline = time.monotonic() + seconds
-    connection.set_progress_handler(lambda: time.monotonic() >= deadline, _INSTRUCTIONS)
+    started = time.monotonic()
+    connection.set_progress_handler(lambda: time.monotonic() >= started + seconds, _INSTRUCTIONS)
     answers: list[Answer] = []
     for sql in statements:
         if "\0" in sql or sql.encode("utf-8", "ignore").decode() != sql:  # half a character is left out of the bytes
@@ -196,6 +202,9 @@ def _run(
         try:
             with contextlib.closing(connection.execute(sql)) as cursor:
                 columns = tuple(column[0] for column in cursor.description or ())
+                if sum(map(len, columns)) > _MAX_NAMES_LENGTH:
+                    message = "The names of the result's columns are too long; give short ones with AS."
+                    return [*answers, ("too_large", message)]
                 while not truncated and (block := cursor.fetchmany(min(_BLOCK_ROWS, max_rows + 1 - len(rows)))):
                     for row in block:
                         bytes_left -= sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in row)
@@ -204,13 +213,13 @@ def _run(
                         rows.append(row)
         except (MemoryError, UnicodeError, sqlite3.Error, sqlite3.Warning) as error:
             return [*answers, _failure(error, sql, seconds)]
-        answers.append(("rows", columns, tuple(rows), truncated))
+        answers.append(("rows", columns, tuple(rows), truncated, time.monotonic() - started))
     return answers
 
 
 def _failure(error: Exception, sql: str, seconds: float) -> Answer:
     """Kind and message of a failure, the message such that the author of the SQL can act on it."""
-    code, text = getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error)
+    code, text = getattr(error, "sqlite_errorcode", 0) & 0xFF, str(error)[:_MAX_MESSAGE_LENGTH]
     if isinstance(error, MemoryError):
         while _readers:
             _readers.popitem()[1].close()
@@ -226,7 +235,7 @@ def _failure(error: Exception, sql: str, seconds: float) -> Answer:
         return "denied", f"This is not allowed: {text}."
     if code == sqlite3.SQLITE_AUTH or text.startswith("not authorized"):
         words = re.sub(r"--[^\n]*|/\*.*?\*/", " ", sql, flags=re.DOTALL).split(maxsplit=1)
-        first = words[0].upper() if words else ""
+        first = words[0][:40].upper() if words else ""
         what = "This statement" if first in ("SELECT", "WITH", "EXPLAIN", "VALUES") else first
         return "denied", f"{what} is not allowed, the database is read-only; only SELECT works."
     if code == sqlite3.SQLITE_TOOBIG or isinstance(error, sqlite3.DataError):

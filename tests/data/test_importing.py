@@ -329,3 +329,13 @@ def test_an_import_replaces_no_file_that_it_did_not_write(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"questions\.jsonl exists already; choose another --out"):
         importing.main([str(file), "--out", str(tmp_path / "out")])
     assert [path.read_text() for path in notes.parent.iterdir()] == ["other questions"]
+
+
+def test_a_slow_gold_names_the_time_limit(tmp_path: Path) -> None:
+    database(tmp_path / "pets.sqlite")
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c, pets"
+    file = jsonl(tmp_path, GOOD | {"sql": endless})
+    source = find_source(file, None)
+    found = check(source, [*read_rows(source)], settings("sandbox.timeout_seconds=0.2"))
+    ((_, reason),) = found.findings["unusable"]
+    assert reason == "its gold SQL takes longer than 0.2 s; raise sandbox.timeout_seconds"

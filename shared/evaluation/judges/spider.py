@@ -72,7 +72,9 @@ def spider_test_suite(
             outcome(path, (_CURRENT_YEAR.sub("2020", sql),), seconds, "ignore") for sql in (gold, prediction)
         )
         if isinstance(wanted, SqlError):
-            raise UserError(f"Gold SQL {gold_sql[:120]!r} cannot be run on {path} ({wanted}); correct it.")
+            slow = f"it takes longer than {seconds:g} s; raise sandbox.timeout_seconds"
+            why = slow if wanted.kind == "timeout" else f"{wanted}; correct it"
+            raise UserError(f"Gold SQL {gold_sql[:120]!r} cannot be run on {path} ({why}).")
         if isinstance(given, SqlError) or not spider_match(wanted[0], given[0], ordered="order by" in gold.lower()):
             return False
     return True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from shared.agent.tools import Toolbox
 from shared.records import ToolCall
-from shared.sql.database import SqlError
-from tests.shared.examples import LIMITS, insurance, tiny_tokenizer
+from shared.sql.database import Database, SqlError, quoted
+from tests.shared.examples import LIMITS, insurance, insurance_file, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
@@ -207,3 +210,66 @@ def test_the_row_cap_of_the_settings_reaches_the_model(tmp_path: Path) -> None:
     assert sql(Toolbox(database, TOKENIZER, 400), "SELECT claim_id FROM claims").endswith("(first 2 of 2+ rows)")
     with pytest.raises(SqlError):
         database.execute("SELECT")
+
+
+@pytest.mark.parametrize(
+    "name", ["Budget [EUR]", "[old] orders", "`odd`", 'say "hi"', "trailing ", "main.orders", "'x'"]
+)
+def test_a_table_of_any_name_is_reached_as_it_is_called_and_as_it_is_shown(name: str, tmp_path: Path) -> None:
+    table = quoted(name)
+    box = Toolbox(insurance(tmp_path, f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, x TEXT);"), TOKENIZER, 400)
+    for written in (name, table, f"main.{table}"):
+        found = box.run(ToolCall("get_columns", {"table": written}))
+        assert found.ok
+        assert found.text.splitlines()[0] == f"{table}: 0 rows"
+    assert sql(box, f"SELECT count(*) FROM {table}").splitlines()[-2:] == ["0", "(1 row)"]
+
+
+def test_columns_are_shown_beside_a_cell_of_many_bytes(tmp_path: Path) -> None:
+    extra = "CREATE TABLE papers (id INTEGER PRIMARY KEY, title TEXT, body);"
+    path = insurance_file(tmp_path, extra)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("INSERT INTO papers VALUES (1, 'lake', ?), (2, 'sea', 'short')", ("word " * 500_000,))
+    limits = LIMITS.model_copy(update={"timeout_seconds": 10.0})
+    found = Toolbox(Database(path, limits), TOKENIZER, 400).run(ToolCall("get_columns", {"table": "papers"}))
+    assert found.text.splitlines() == [
+        "papers: 2 rows",
+        "id INTEGER PK, e.g. 1, 2",
+        "title TEXT, e.g. 'lake', 'sea'",
+        "body, e.g. 'short'",
+    ]
+
+
+def test_full_text_tables_are_shown_as_tables(tmp_path: Path) -> None:
+    extra = (
+        "CREATE VIRTUAL TABLE docs USING fts5(title, body); INSERT INTO docs VALUES ('First steps', 'open the box');"
+    )
+    found = Toolbox(insurance(tmp_path, extra), TOKENIZER, 400).run(ToolCall("get_columns", {"table": "docs"}))
+    assert found.text.splitlines()[:2] == ["docs: 1 row", "title, e.g. 'First steps'"]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT " + ", ".join(f'1 AS "{"x" * 120}{i}"' for i in range(390)),
+        "SELECT printf('%190d', claim_id) FROM claims a, claims b" + ", claims c" * 3,
+    ],
+)
+def test_a_large_answer_is_cut_in_time(query: str, tmp_path: Path) -> None:
+    limits = LIMITS.model_copy(update={"timeout_seconds": 5.0, "max_rows": 20_000, "max_result_bytes": 4_000_000})
+    box = Toolbox(insurance(tmp_path, limits=limits), TOKENIZER, 400)
+    box.run(ToolCall("execute_sql", {"sql": "SELECT 1"}))
+    start = time.monotonic()
+    text = sql(box, query)
+    assert time.monotonic() - start < 3
+    assert TOKENIZER.count(text) <= 400
+
+
+def test_columns_of_a_slow_view_come_within_the_time_limit(tmp_path: Path) -> None:
+    slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 150000) SELECT"
+    columns = ", ".join(f"max(x) AS c{i}" for i in range(40))
+    box = Toolbox(insurance(tmp_path, f"CREATE VIEW slow AS {slow} {columns} FROM c;"), TOKENIZER, 400)
+    box.run(ToolCall("execute_sql", {"sql": "SELECT 1"}))
+    start = time.monotonic()
+    box.run(ToolCall("get_columns", {"table": "slow"}))
+    assert time.monotonic() - start < 4 * LIMITS.timeout_seconds

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,3 +174,36 @@ def test_what_spider_reads_of_a_query(sql: str, read: str | None) -> None:
 def test_what_spider_cannot_read(sql: str) -> None:
     with pytest.raises(Unreadable):
         first_statement_without_distinct(sql)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT name, city FROM people ORDER BY city, name DESC",
+        "SELECT count(*) FROM (SELECT DISTINCT name FROM people)",
+        "SELECT city, count(DISTINCT name) FROM people GROUP BY city",
+        "SELECT name FROM people UNION SELECT city FROM people",
+        "SELECT name, rank() OVER (ORDER BY score DESC) FROM people",
+    ],
+)
+def test_golds_that_sort_many_rows_are_right(sql: str, hundred_thousand: Path) -> None:
+    assert bird_ex(sql, sql, hundred_thousand)
+    assert spider_ex(sql, sql, hundred_thousand)
+    assert soft_f1(sql, sql, hundred_thousand) == 1.0
+
+
+@pytest.fixture(scope="module")
+def hundred_thousand(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "people.sqlite"
+    rows = 100_000
+    people = ((i, f"person number {i * 7919 % rows:06d}", f"city {i % 977}", i * 0.37 % 100) for i in range(rows))
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE people (id INTEGER PRIMARY KEY, name TEXT, city TEXT, score REAL)")
+        connection.executemany("INSERT INTO people VALUES (?, ?, ?, ?)", people)
+    return path
+
+
+def test_a_slow_gold_names_the_time_limit(database: Path) -> None:
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    with pytest.raises(UserError, match=r"takes longer than 0\.2 s; raise sandbox\.timeout_seconds"):
+        spider_ex(endless, NAMES, database, seconds=0.2)

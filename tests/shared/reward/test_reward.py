@@ -152,6 +152,12 @@ def test_a_gold_that_cannot_be_used_is_the_users_problem(gold: str, tmp_path: Pa
         reward(gold, COUNT, database)
 
 
+def test_a_slow_gold_names_the_time_limit(database: Database) -> None:
+    endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
+    with pytest.raises(UserError, match=r"takes longer than 0\.5 s; raise sandbox\.timeout_seconds or remove"):
+        reward(endless, COUNT, database)
+
+
 def test_gold_results_are_run_once_until_the_file_changes(tmp_path: Path) -> None:
     database = insurance(tmp_path)
     first = gold_result(database, 1, COUNT)

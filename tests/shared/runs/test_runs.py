@@ -40,6 +40,19 @@ def test_a_finished_stage_is_found_by_its_fingerprint_alone(tmp_path: Path) -> N
     assert finished(tmp_path / "sft", "b") is None
 
 
+def test_a_moved_stage_is_still_finished_and_names_its_outputs_where_they_are_now(tmp_path: Path) -> None:
+    folder, base = tmp_path / "runs" / "sft", tmp_path / "base"
+    base.touch()
+    begin_stage(folder, "a")
+    (folder / "model").mkdir()
+    finish_stage(folder, "a", seconds=1, outputs={"model": str(folder / "model"), "base": str(base)})
+    assert str(folder) not in (folder / MANIFEST).read_text()
+    shutil.move(tmp_path / "runs", tmp_path / "moved")
+    manifest = finished(tmp_path / "moved" / "sft", "a")
+    assert manifest is not None
+    assert manifest["outputs"] == {"model": str(tmp_path / "moved" / "sft" / "model"), "base": str(base)}
+
+
 def test_a_stage_whose_output_was_deleted_is_not_finished(tmp_path: Path) -> None:
     begin_stage(tmp_path / "sft", "a")
     finish_stage(tmp_path / "sft", "a", seconds=1, outputs={"model": str(tmp_path / "gone")})
