@@ -107,6 +107,8 @@ FAULTS: dict[str, tuple[Callable[[Case], object], str, str]] = {
         lambda case: installation.check_packages(case, installed(vllm="0.20.2")), "error", "vllm 0.20.2 is installed beside"),
     "plugins shut out": (
         lambda case: installation.check_plugins(case, {"VLLM_PLUGINS": "other"}), "error", "qwen25_coder"),
+    "plugins of an older version": (
+        lambda case: installation.check_plugins(dataclasses.replace(case, root=case.run.path)), "error", "not registered"),
     "a GPU for no episode": (lambda case: installation.check_gpu_memory(on_gpu(case, 2.0)), "error", "holds no episode"),
     "a small disk": (lambda case: installation.check_disk(case, 1000), "error", "2 checkpoints"),
     "little memory": (
