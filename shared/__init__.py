@@ -2,7 +2,12 @@
 
 import sys
 
-if sys.argv[:1] == ["-m"]:  # `python -m shared.…` imports that module next, for which this Python may lack packages
-    from shared.cli import command_line as cli
+from shared.errors import UserError, explain
 
-    sys.excepthook = cli.explain
+_MOVED = {"shared.evaluate": "shared.evaluation", "shared.analyse": "shared.evaluation.analyse"}
+
+if sys.argv[:1] == ["-m"]:  # `python -m shared.NAME` imports that module next; this Python may lack its packages
+    sys.excepthook = explain
+    _asked = next((word for word in sys.orig_argv if word in _MOVED), None)
+    if _asked:
+        raise UserError(f"`python -m {_asked}` is now `python -m {_MOVED[_asked]}`.")

@@ -7,7 +7,6 @@ gone (`| head`); anything else is a bug. Importing this takes the standard libra
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import select
@@ -15,12 +14,11 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from shared.cli.environment import is_inside
 from shared.config.device import PROFILES
-from shared.errors import UserError
+from shared.errors import UserError, disk_is_full, print_sentence
 from shared.runs.manifest import MODEL_CACHE, RunDirectory
 
 if TYPE_CHECKING:
@@ -92,45 +90,25 @@ def run_main(main: Callable[[], None]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     try:
         try:
-            _run_and_explain(main)
+            main()
+        except KeyboardInterrupt:
+            print("interrupted; the same command continues where it stopped", file=sys.stderr)
+            sys.exit(130)
+        except Exception as error:  # torch, safetensors and sqlite have errors of their own for a full disk
+            if print_sentence(error):
+                sys.exit(2)
+            raise
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
             print(end="", flush=True)  # here, where a reader that has gone can still be noticed
     except OSError as error:
         gone = isinstance(error, BrokenPipeError) and _reader_is_gone()
-        if not gone and not _disk_is_full(error):
+        if not gone and not disk_is_full(error):
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
         if not gone and not isinstance(error.__context__, SystemExit):  # else it has been told
-            _told(error)
+            print_sentence(error)
         sys.exit(READER_GONE if gone else 2)
-
-
-def explain(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """`sys.excepthook` of a command whose imports come before its `run_main`."""
-    if isinstance(error, Exception) and _told(error):
-        sys.exit(2)
-    sys.__excepthook__(kind, error, trace)
-
-
-def _run_and_explain(main: Callable[[], None]) -> None:
-    try:
-        main()
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
-        sys.exit(130)
-    except Exception as error:  # whatever library was writing: torch, safetensors and sqlite have errors of their own
-        if _told(error):
-            sys.exit(2)
-        raise
-
-
-def _told(error: Exception) -> bool:
-    """Whether there is something that the user can do about an error, and it has been printed."""
-    sentence = _for_the_user(error)
-    if sentence:
-        print(f"error: {sentence}", file=sys.stderr)
-    return sentence is not None
 
 
 def _reader_is_gone() -> bool:
@@ -138,28 +116,6 @@ def _reader_is_gone() -> bool:
     output = select.poll()
     output.register(sys.stdout.fileno(), 0)  # errors are always reported
     return bool(output.poll(0))
-
-
-def _for_the_user(error: Exception) -> str | None:
-    """What the user can do about an error, or None when it is a bug."""
-    if isinstance(error, UserError):
-        return str(error)
-    if _disk_is_full(error):
-        return f"The disk is full ({error}); free some space and run the same command again, it continues where it stopped."
-    if isinstance(error, (ImportError, SyntaxError)) and not is_inside(ROOT):
-        return (
-            f"This Python ({sys.executable}) cannot run this ({error}); use {ROOT / '.venv/bin/python'}, which "
-            "`python run_pipeline.py setup` makes."
-        )
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}; check this path and its permissions."
-    return None
-
-
-def _disk_is_full(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return True
-    return any(words in str(error) for words in ("No space left on device", "os error 28", "disk is full"))
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -67,7 +67,7 @@ class DataConfig(Section):
     """Databases and questions."""
 
     spider_dir: OptionalText = Field(
-        description="folder in Spider layout (dev.json, tables.json, database/); null = the built-in demo databases"
+        description="folder in Spider or BIRD layout, or a question file; null = the built-in demo databases"
     )
     bad_rows: Literal["fail", "skip"] = Field(
         description="rows without gold, with failing gold or missing database: fail | skip (skipped rows are listed)"
@@ -79,7 +79,9 @@ class DataConfig(Section):
     copies: Count = Field(
         le=100, description="perturbed copies of each database on which a rewarded answer must also agree; 0 = none"
     )
-    unseen_databases: Count = Field(description="databases kept out of training; at most half of all databases")
+    unseen_databases: Count = Field(
+        description="databases kept out of training; at most a third of the databases and of the questions"
+    )
     test_share: Share = Field(description="share of the questions of each seen database")
     val_share: Share = Field(description="share of the questions of each seen database")
 

@@ -77,6 +77,9 @@ class Update(NamedTuple):
     calls: tuple[ToolCall, ...]
 
 
+_NOTHING = Update("", ())
+
+
 @dataclasses.dataclass
 class _Block:
     """One or more calls with what stands around them: from `start` on, the next call may begin at `body`."""
@@ -129,7 +132,7 @@ class Stream:
         self._credit += _CREDIT * len(delta)
         self._undecided += len(delta)
         if not text.final and (self._credit < self._undecided or (self._undecided > _SHORT and not closing)):
-            return Update("", ())
+            return _NOTHING
         text.known += "".join(self._waiting)
         self._waiting = [""]
         self._credit -= self._undecided

@@ -178,3 +178,10 @@ def test_a_run_name_is_no_path(name: str) -> None:
 def test_a_name_that_is_no_single_folder_is_refused(name: str) -> None:
     with pytest.raises(UserError, match="--name"):
         check_name("--name", name)
+
+
+@pytest.mark.parametrize(("old", "new"), [("evaluate", "evaluation"), ("analyse", "evaluation.analyse")])
+def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
+    ended = subprocess.run([sys.executable, "-m", f"shared.{old}", "--help"], cwd=REPO, capture_output=True, text=True)
+    sentence = f"error: `python -m shared.{old}` is now `python -m shared.{new}`.\n"
+    assert (ended.returncode, ended.stderr) == (2, sentence)
