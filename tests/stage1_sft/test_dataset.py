@@ -19,8 +19,7 @@ import json  # noqa: E402
 
 from stage1_sft.dataset import IGNORED, encode, encode_all  # noqa: E402
 
-LIKE_QWEN2 =
-"""
+LIKE_QWEN2 = """
 {%- if messages[0].role == 'system' %}{% set system = messages[0].content %}
 {%- else %}{% set system = 'Be brief.' %}{% endif %}
 {{- '<|im_start|>system\\n' + system }}
