@@ -110,8 +110,8 @@ def _yield(arguments: list[str]) -> None:
         questions = [*read_questions(file)]
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{file} cannot be read as questions ({error}); `python -m data import {args.questions} --out FOLDER` makes a "
-            "folder to give here."
+            f"{file} cannot be read as questions ({error}); `python -m data import {args.questions} --out FOLDER` "
+            "makes a folder to give here."
         ) from error
     if args.dry_run:
         print(f"would make a trace of each of the {len(questions)} questions in {file}")

@@ -1,15 +1,15 @@
-"""Traces as other trainers read them: `python -m stage1_sft convert TRACES --to NAME --out FILE`, one JSON object a line.
+"""Traces as other trainers read them: `python -m stage1_sft convert`, one JSON object a line.
 
-    trl            messages with tool_calls, tools as JSON text: SFTTrainer's conversational format with tools. It learns
-                   prompts and tool answers too unless SFTConfig(assistant_only_loss=True), which TRL supports for the
-                   chat template of Qwen2.5; another template needs {% generation %} around its assistant turns
+    trl            messages with tool_calls, tools as JSON text: SFTTrainer's conversational format with tools. It
+                   learns prompts and tool answers too unless SFTConfig(assistant_only_loss=True), which TRL supports
+                   for the chat template of Qwen2.5; another template needs {% generation %} around its assistant turns
     axolotl        messages and tools; datasets: {type: chat_template, field_messages: messages, field_tools: tools,
                    message_field_training: train}
     llama-factory  conversations, system, tools; dataset_info.json: {"formatting": "sharegpt", "columns": {"messages":
                    "conversations", "system": "system", "tools": "tools"}}
 
-TRL and LLaMA-Factory cannot mask single turns, so traces with an untrained turn (a shown mistake) are left out for them.
-LLaMA-Factory's format has no room for words before a call; they are left out.
+TRL and LLaMA-Factory cannot mask single turns, so traces with an untrained turn (a shown mistake) are left out for
+them. LLaMA-Factory's format has no room for words before a call; they are left out.
 
 Sources: dataset_formats.md and SFTTrainer of TRL 1.12, data/converter.py and formatter.py of LLaMA-Factory,
 prompt_strategies/chat_template.py of Axolotl 0.19.
@@ -42,7 +42,8 @@ def _trl(trace: Trace) -> dict[str, Any]:
 
 
 def _axolotl(trace: Trace) -> dict[str, Any]:
-    """Parameters stay JSON text: Arrow would give every tool the others' parameters as nulls; Axolotl reads the text."""
+    """Parameters stay JSON text: Arrow would give every tool the others' parameters as nulls; Axolotl reads the
+    text."""
     tools = json.loads(trace["tools"])
     for tool in tools:
         tool["function"]["parameters"] = json.dumps(tool["function"]["parameters"])

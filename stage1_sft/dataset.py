@@ -1,9 +1,8 @@
 """From traces to tokens and a loss mask: only the assistant turns are trained, end-of-turn token included.
 
-The mask comes from rendering the conversation step by step with the model's own chat template: what a turn adds to the
-generation prompt is the turn. This works with any template that only appends. A template that rewrites earlier turns (as
-some reasoning models' do) is refused, because the agent's prompts would not continue each other either.
-"""
+The mask comes from rendering the conversation step by step with the model's own chat template: what a turn adds to
+the generation prompt is the turn. This works with any template that only appends. A template that rewrites earlier
+turns (as some reasoning models' do) is refused, because the agent's prompts would not continue each other either."""
 
 from __future__ import annotations
 
@@ -42,8 +41,9 @@ def encode(trace: Trace, tokenizer: PreTrainedTokenizerBase) -> Example:
         inside = [i for i, (first, last) in enumerate(offsets) if start < last and first < end]
         if offsets[inside[0]][0] < start or offsets[inside[-1]][1] > end:
             raise UserError(
-                f"The tokenizer joins the text at the edge of an assistant turn into one token (trace {trace['id']}), so "
-                "the turn cannot be trained alone; use a model whose chat template sets turns apart with special tokens."
+                f"The tokenizer joins the text at the edge of an assistant turn into one token (trace {trace['id']}), "
+                "so the turn cannot be trained alone; use a model whose chat template sets turns apart with special "
+                "tokens."
             )
         for i in inside:
             labels[i] = ids[i]
@@ -55,22 +55,23 @@ def rendered(
 ) -> tuple[str, list[tuple[int, int]]]:
     """The conversation as text and the character spans [start, end) of its trained turns, end-of-turn token included.
 
-    Raises UserError when the chat template rewrites earlier turns or does not end a turn with the end-of-sequence token.
-    """
+    Raises UserError when the chat template rewrites earlier turns or does not end a turn with the end-of-sequence
+    token."""
     text, spans, ending = render(messages, tools, tokenizer), [], str(tokenizer.eos_token)
     for i in (i for i, flag in enumerate(trained) if flag):
         prompt = render(messages[:i], tools, tokenizer, prompt=True)
         longer = render(messages[: i + 1], tools, tokenizer)
         if not (longer.startswith(prompt) and text.startswith(longer)):
             raise UserError(
-                "The model's chat template rewrites earlier turns, so a later prompt does not start with the earlier one; "
-                "use a model with a plain ChatML template such as Qwen2.5's."
+                "The model's chat template rewrites earlier turns, so a later prompt does not start with the earlier "
+                "one; use a model with a plain ChatML template such as Qwen2.5's."
             )
         end = longer.rfind(ending, len(prompt))
         if end < 0:
             raise UserError(
-                f"The model's chat template does not end a turn with its end-of-sequence token {ending!r}, so the model "
-                "would never stop; set eos_token in its tokenizer_config.json to the template's end-of-turn token."
+                f"The model's chat template does not end a turn with its end-of-sequence token {ending!r}, so the "
+                "model would never stop; set eos_token in its tokenizer_config.json to the template's end-of-turn "
+                "token."
             )
         spans.append((len(prompt), end + len(ending)))
     return text, spans

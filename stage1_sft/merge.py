@@ -1,7 +1,7 @@
 """From a LoRA adapter to a plain Hugging Face folder, verified before it counts.
 
-The adapter is added to the weights in float32; the sum is rounded to the base's own dtype and saved with tokenizer, chat
-template and generation config. Three things must hold, or nothing is left behind:
+The adapter is added to the weights in float32; the sum is rounded to the base's own dtype and saved with tokenizer,
+chat template and generation config. Three things must hold, or nothing is left behind:
 
 1. before rounding, the merged model chooses the same tokens as the adapter model on texts that the adapter model wrote
    greedily (compared token by token with the same text before each, so one difference does not hide the rest);
@@ -39,7 +39,8 @@ _GREEDY = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None
 
 Weights = Mapping[str, torch.Tensor]
 Written = tuple[torch.Tensor, torch.Tensor]
-"""Token ids of a prompt and its answer, shape (1, tokens), and the logits of each answer token, (answer, vocabulary)."""
+"""Token ids of a prompt and its answer, shape (1, tokens), and the logits of each answer token, (answer,
+vocabulary)."""
 
 
 def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Message]] = ()) -> dict[str, float]:
@@ -69,8 +70,8 @@ def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Messag
     exact = _share_of_same_choices(merged, written, tie=_TIE)
     if exact < 1.0:
         raise UserError(
-            f"The model merged from {adapter} does not choose the adapter's tokens ({exact:.1%} equal), so it is not kept; "
-            "does the adapter belong to this base model?"
+            f"The model merged from {adapter} does not choose the adapter's tokens ({exact:.1%} equal), so it is not "
+            "kept; does the adapter belong to this base model?"
         )
     settings = json.loads((base / "config.json").read_text(encoding="utf-8"))
     dtype = str(settings.get("dtype") or settings.get("torch_dtype") or "float32")
@@ -88,8 +89,8 @@ def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Messag
         same = _share_of_same_choices(saved.float().to(device), written, tie=0.0)
         if same < _MIN_SAME_ROUNDED:
             raise UserError(
-                f"Rounding the model merged from {adapter} to {dtype} changes {1 - same:.0%} of its choices, so it is not "
-                "kept; train with a lower sft.learning_rate."
+                f"Rounding the model merged from {adapter} to {dtype} changes {1 - same:.0%} of its choices, so it "
+                "is not kept; train with a lower sft.learning_rate."
             )
     return {"largest_weight_change": round(change, 6), "greedy_same_merged": exact, "greedy_same_saved": round(same, 4)}
 

@@ -74,10 +74,9 @@ def _causal_matmul(
 ) -> tuple[torch.Tensor, None]:
     """Causal attention as plain matrix products, for training on CPUs.
 
-    PyTorch's own kernel is written for inference: its backward pass takes five times as long as these products, which use
-    the matrix units. Query heads that share a key head are stacked, so keys are never copied. The queries are the last
-    ones of the keys; `attention_mask` is not needed and ignored.
-    """
+    PyTorch's own kernel is written for inference: its backward pass takes five times as long as these products, which
+    use the matrix units. Query heads that share a key head are stacked, so keys are never copied. The queries are the
+    last ones of the keys; `attention_mask` is not needed and ignored."""
     batch, heads, queries, width = query.shape
     key_heads, keys = key.shape[1:3]
     stack = heads // key_heads

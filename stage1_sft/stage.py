@@ -123,8 +123,8 @@ def _write_traces(
     }
     if not rows and not taught:
         raise UserError(
-            f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({counts_line(counts)}); check their gold "
-            "SQL and databases, and agent.max_turns and agent.max_turn_tokens."
+            f"None of the questions in {run.data / f'{split}.jsonl'} gives a trace ({counts_line(counts)}); check "
+            "their gold SQL and databases, and agent.max_turns and agent.max_turn_tokens."
         )
     return {**counts, **bill}
 
@@ -146,8 +146,8 @@ def counts_line(counts: Mapping[str, Any]) -> str:
         parts.append(f"traces left out as longer than agent.context_tokens: {counts['too_long']}")
     if neutral := counts["languages"].get(UNKNOWN):
         parts.append(
-            f"traces that answer with bare values: {neutral}, because their questions are in none of the languages in which "
-            f"answers are written ({', '.join(LANGUAGES)})"
+            f"traces that answer with bare values: {neutral}, because their questions are in none of the languages "
+            f"in which answers are written ({', '.join(LANGUAGES)})"
         )
     return "; ".join(parts)
 

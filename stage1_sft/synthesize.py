@@ -1,13 +1,13 @@
 """Executed traces: from (question, gold SQL, database) to the conversation a careful agent would have had.
 
-Every observation is what the real tool answered on the real database. A trace is kept only if replaying all its calls on
-a freshly opened database gives the same observations and its last query gives the gold's result; what is dropped is
-counted by reason. The same question and seed give the same trace, whatever comes before it.
+Every observation is what the real tool answered on the real database. A trace is kept only if replaying all its calls
+on a freshly opened database gives the same observations and its last query gives the gold's result; what is dropped
+is counted by reason. The same question and seed give the same trace, whatever comes before it.
 
-A trace: search the schema, look at the columns of each needed table, run the query, answer. Where the question's words do
-not lead to a table or the limits cut a column off, another search by its name follows. Some traces begin with a search
-that misses or contain a wrong query with its real outcome; those turns are not trained, what follows them is.
-"""
+A trace: search the schema, look at the columns of each needed table, run the query, answer. Where the question's
+words do not lead to a table or the limits cut a column off, another search by its name follows. Some traces begin
+with a search that misses or contain a wrong query with its real outcome; those turns are not trained, what follows
+them is."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def synthesize(
     questions: Sequence[Question], *, limit: int, config: Config, tokenizer: Tokenizer, label: str
 ) -> tuple[list[Trace], list[Trace], dict[str, list[str]]]:
     """Up to `limit` verified traces of the questions in their order; traces too long for the agent's limits; and by
-    reason the ids of the questions that were dropped, these included. Raises UserError for a missing or damaged database.
-    """
+    reason the ids of the questions that were dropped, these included. Raises UserError for a missing or damaged
+    database."""
     traces, too_long, dropped = list[Trace](), list[Trace](), dict[str, list[str]]()
     with tqdm(total=min(limit, len(questions)), desc=f"{label} traces", unit="trace") as bar:
         for question in questions:
@@ -263,7 +263,8 @@ class _Conversation:
         return next((each for each in candidates if not answers_gold(self.database, self.sql, each.sql)), None)
 
     def err(self, mistake: Mistake, *, reserved: int) -> dict[str, str]:
-        """A wrong query with its real outcome, maybe repeated, neither trained; then maybe a trained look at the values.
+        """A wrong query with its real outcome, maybe repeated, neither trained; then maybe a trained look at the
+        values.
 
         `reserved` turns are left for what follows. Returns the provenance.
         """

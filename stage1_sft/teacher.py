@@ -1,11 +1,11 @@
-"""Traces from a teacher: an OpenAI-compatible endpoint plays the questions as the agent; what the judge accepts is taught.
+"""Traces from a teacher: an OpenAI-compatible endpoint plays the questions as the agent; what the judge accepts is
+taught.
 
-Rejection sampling: a question is played up to `teacher.tries` times until one episode is right by the reward's rule, on
-the perturbed copies of its database too, and its trace passes the checks of a synthesised one. Turns with a failed call
-stay in the trace as what the next turn recovers from, but are not trained. Each episode is appended to a file of the run
-as it ends. That file depends only on what the teacher was asked, so an interrupted or changed run pays for no finished
-episode twice.
-"""
+Rejection sampling: a question is played up to `teacher.tries` times until one episode is right by the reward's rule,
+on the perturbed copies of its database too, and its trace passes the checks of a synthesised one. Turns with a failed
+call stay in the trace as what the next turn recovers from, but are not trained. Each episode is appended to a file of
+the run as it ends. That file depends only on what the teacher was asked, so an interrupted or changed run pays for no
+finished episode twice."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def teach(
 ) -> tuple[dict[str, Trace], dict[str, Any]]:
     """Accepted traces by question id, in the order of the questions, and the bill: their cost since the first start.
 
-    The bill holds `asked` and `solved` questions, `episodes`, those `rejected` by reason, answered `requests`, tokens and,
-    with teacher.*_price, the `cost`. Raises UserError when the endpoint fails for good; the next call continues.
+    The bill holds `asked` and `solved` questions, `episodes`, those `rejected` by reason, answered `requests`, tokens
+    and, with teacher.*_price, the `cost`. Raises UserError when the endpoint fails for good; the next call continues.
     """
     lessons, teacher = _Lessons(questions, config, tokenizer, lesson_file(config, run)), config.teacher
     asyncio.run(lessons.play(questions))
@@ -63,9 +63,10 @@ def bill_line(bill: dict[str, Any]) -> str:
     tokens, episodes, solved = bill["prompt_tokens"] + bill["completion_tokens"], bill["episodes"], bill["solved"]
     rejected = ", ".join(f"{reason} {count}" for reason, count in bill["rejected"].items()) or "none"
     cost = f", cost {bill['cost']:g}" if "cost" in bill else ""
+    share = f"{solved / max(1, episodes):.0%}"
     return (
-        f"teacher: {solved} of {bill['asked']} questions solved in {episodes} episodes ({solved / max(1, episodes):.0%} "
-        f"accepted; rejected: {rejected}); {bill['requests']:,} requests, {bill['prompt_tokens']:,} prompt and "
+        f"teacher: {solved} of {bill['asked']} questions solved in {episodes} episodes ({share} accepted; rejected: "
+        f"{rejected}); {bill['requests']:,} requests, {bill['prompt_tokens']:,} prompt and "
         f"{bill['completion_tokens']:,} completion tokens, {tokens // max(1, solved):,} for each trace{cost}"
     )
 
@@ -121,8 +122,8 @@ class _Lessons:
             )
             if episode.stop is StopReason.INFRASTRUCTURE:
                 raise UserError(
-                    f"The teacher {chat.base_url} failed ({episode.error}); mend that and run the same command again, it "
-                    "continues."
+                    f"The teacher {chat.base_url} failed ({episode.error}); mend that and run the same command "
+                    "again, it continues."
                 )
             reason, trace = await asyncio.to_thread(self._judged, question, episode, database)
             row = {
@@ -143,7 +144,8 @@ class _Lessons:
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
 
     def _judged(self, question: Question, episode: Episode, database: Database) -> tuple[str, Trace | None]:
-        """Why an episode is not taught ("" if it is), and its trace, in which turns whose calls all worked are trained."""
+        """Why an episode is not taught ("" if it is), and its trace, in which turns whose calls all worked are
+        trained."""
         if episode.stop is not StopReason.ANSWERED:
             return episode.stop.value, None
         if any(turn.malformed for turn in episode.turns):

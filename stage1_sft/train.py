@@ -71,8 +71,8 @@ def train(
     best, loss = trainer.state.best_model_checkpoint, trainer.state.best_metric
     if best is None or loss is None or not math.isfinite(loss):
         raise UserError(
-            f"Training diverged (no finite validation loss); lower sft.learning_rate ({sft.learning_rate:g}) and delete "
-            f"{checkpoints}."
+            f"Training diverged (no finite validation loss); lower sft.learning_rate ({sft.learning_rate:g}) and "
+            f"delete {checkpoints}."
         )
     tokens, seconds = sum(lengths) * sft.epochs, result.metrics["train_runtime"]
     figures = {"eval_loss": round(loss, 4), "train_loss": round(result.training_loss, 4), "train_seconds": seconds}

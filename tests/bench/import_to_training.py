@@ -2,8 +2,9 @@
 
     python -m tests.bench.import_to_training FOLDER [--profile cpu]
 
-Does what `run_pipeline.py --only data sft` does inside the environment, with an empty runs directory: the base model is unpacked,
-every gold run, the databases copied, the traces made and verified. Stops where training begins. Exit status 1 beyond 3 minutes.
+Does what `run_pipeline.py --only data sft` does inside the environment, with an empty runs directory: the base model
+is unpacked, every gold run, the databases copied, the traces made and verified. Stops where training begins. Exit
+status 1 beyond 3 minutes.
 """
 
 from __future__ import annotations

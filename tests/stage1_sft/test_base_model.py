@@ -94,8 +94,8 @@ def test_a_model_without_chatml_tokens_is_refused(tmp_path: Path, model: Path) -
 
 def test_a_hub_that_cannot_be_reached_is_said_in_one_sentence(tmp_path: Path) -> None:
     code = (
-        "from pathlib import Path; from shared.cli.command_line import run_main; from stage1_sft.base_model import resolve; "
-        f"run_main(lambda: resolve('no-such-org/no-such-model', Path({str(tmp_path)!r})))"
+        "from pathlib import Path; from shared.cli.command_line import run_main; from stage1_sft.base_model import "
+        f"resolve; run_main(lambda: resolve('no-such-org/no-such-model', Path({str(tmp_path)!r})))"
     )
     environment = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path), "PATH": ""}
     done = subprocess.run(

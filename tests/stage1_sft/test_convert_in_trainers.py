@@ -1,8 +1,7 @@
 """Converted traces in the trainers themselves: the text they train is ours, and so is what they learn of it.
 
-Traces that show a mistake stay out for TRL and LLaMA-Factory, which cannot leave out single turns. TRL belongs to the environment;
-LLaMA-Factory and Axolotl are tried where they are importable, as versions 0.9.5 and 0.19.0 were.
-"""
+Traces that show a mistake stay out for TRL and LLaMA-Factory, which cannot leave out single turns. TRL belongs to the
+environment; LLaMA-Factory and Axolotl are tried where they are importable, as versions 0.9.5 and 0.19.0 were."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ import json  # noqa: E402
 from stage1_sft.dataset import IGNORED, encode, encode_all  # noqa: E402
 
 LIKE_QWEN2 = """
-{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}{% else %}{% set system = 'Be brief.' %}{% endif %}
+{%- if messages[0].role == 'system' %}{% set system = messages[0].content %}
+{%- else %}{% set system = 'Be brief.' %}{% endif %}
 {{- '<|im_start|>system\\n' + system }}
 {%- if tools %}{{- '\\n\\nSignatures:\\n<tools>' }}{% for tool in tools %}{{- '\\n' + (tool | tojson) }}{% endfor %}
 {{- '\\n</tools>' }}{% endif %}{{- '<|im_end|>\\n' }}
@@ -41,8 +42,8 @@ LIKE_QWEN2 = """
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
-FORGETFUL = """{% for m in messages %}{% if loop.last or m.role != 'assistant' %}{{ '<|im_start|>' + m.role + '\\n' + m.content
-+ '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+FORGETFUL = """{% for m in messages %}{% if loop.last or m.role != 'assistant' %}{{ '<|im_start|>' + m.role + '\\n'
++ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 @pytest.fixture(scope="module")

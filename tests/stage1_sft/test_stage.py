@@ -94,9 +94,9 @@ def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(
     _, _, counts = stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
     assert counts["train"]["languages"] == {"English": 5, "unknown": 1}
     assert stage.counts_line({**counts["train"], "too_long": 2}) == (
-        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: 2; traces that "
-        "answer with bare values: 1, because their questions are in none of the languages in which answers are written "
-        "(English, German, French, Spanish, Italian, Portuguese, Dutch)"
+        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: 2; "
+        "traces that answer with bare values: 1, because their questions are in none of the languages in which "
+        "answers are written (English, German, French, Spanish, Italian, Portuguese, Dutch)"
     )
     assert stage.counts_line(counts["val"]) == "2 traces"
     write_jsonl(run.data / "val.jsonl", rows[2:3])
