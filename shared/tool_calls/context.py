@@ -18,14 +18,16 @@ _VERB = r"(?:run|running|execut|call|send|mak|issu|perform|us|do|invok|submit|wo
 _DONE = r"(?:ran|executed|called|sent|issued|performed|used|tried|invoked|submitted|queried)"
 _CALL = r"(?:calls?|quer(?:y|ies)|requests?|attempts?|statements?|commands?|invocations?)"
 _IT = rf"(?:{_CALL}|this|that|it)"
-_REFUSED = r"(?:refus|declin|reject|forbid|skipp|block|prohibit|den[iy]|danger|unsafe)\w*"
+_REFUSED = r"(?:refus|declin|reject|forbid|skip|block|prohibit|den[iy]|danger|unsafe)\w*"
 _NOT_MADE = re.compile(
-    rf"(?:\b(?:not|never|no|nor|without|cannot|avoid|against)|n't)(?: (?:be able to|[\w-]+)){{0,2}} {_VERB}\b"
-    r"|(?:\b(?:not|never|no|cannot)|n't)\W*$"
-    rf"|\b(?:I|we) (?:[\w-]+ )?{_REFUSED}|^\W*{_REFUSED}(?: {_IT})?\W*$"
-    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:(?:is|would be)(?: [\w-]+)? {_REFUSED}|was\b|were\b|(?:has|had|have) been\b)"
+    rf"(?:\b(?:not|never|no|nor|without|cannot|avoid|against|unable|stop(?:ped)?)|n't)(?: (?:be able to|[\w-]+)){{0,2}} {_VERB}\b"
+    r"|(?:\b(?:not|never|no|cannot)|n't)\W*$|^\W*(?:do not|don't|never|already)\b"
+    rf"|\b(?:I|we) (?:[\w-]+ ){{0,4}}{_REFUSED}|{_REFUSED} (?:this|that|the|it|my|your)\b|\b{_CALL} failed\b|^\W*{_REFUSED}(?: {_IT})?\W*$"
+    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:(?:is|would be)(?: [\w-]+)? {_REFUSED}|was\b|were\b|(?:has|had|have)(?: [\w-]+)? been\b)"
     rf"|\b(?:I|we|you|it|already|just|previously|earlier|was|were|been|had|have|has)(?:'ve|'d)?(?: [\w-]+)? {_DONE}\b"
     rf"|\b(?:I|we|already|just)(?:'ve|'d)?(?: [\w-]+){{0,2}} (?:made (?:[\w-]+ )?{_IT}|did(?: {_IT})?\W*$)"
+    rf"|\b(?:made|did|{_DONE}) (?:[\w-]+ ){{0,3}}(?:earlier|before|previously|ago|last time)\W*$"
+    r"|\b(?:had|was|were) (?:planned|meant|going|about|supposed|intended) to\b"
     r"|(?:\b(?:already|been|had|have|has|was|were)|'ve)(?: (?:already|just|once|been))* run\b"
     r"|\b(?:I|we)(?:'d| would| could have| should have)\b(?! like| love)",
     re.IGNORECASE,
