@@ -65,18 +65,20 @@ def is_only_shown(text: Text, since: int, at: int, *, explicit: bool) -> str:
         return "yes"
     further = since > at - len(words)  # on the line of a call there are further calls
     line = text.known[max(0, since, at - _NEAR) : at].rstrip().rpartition("\n")[2].replace("’", "'").strip(" *_")
+    colon = line.endswith((":", "："))
+    if not (colon or words.strip() or _DEMONSTRATIVE.search(line)):
+        return "yes" if len(line) <= _HEADING and _HEADING_OF_EXAMPLE.fullmatch(line) else ""
     sentence = _SENTENCE_END.split(line)[-1]
     clause = _CLAUSE_END.split(sentence)[-1]
-    refused, acts = bool(_NOT_MADE.search(clause)), bool(_ACTS.search(sentence))
-    if line.endswith((":", "：")):
-        shown = _SHOWN.search(sentence) or (not explicit and _LOOSELY_SHOWN.search(sentence))
-        return "yes" if refused or (re.search(r"\w", clause) and not acts and shown) else ""
-    if not words.strip():
-        heading = len(line) <= _HEADING and _HEADING_OF_EXAMPLE.fullmatch(line)
-        return "yes" if heading or (refused and _DEMONSTRATIVE.search(clause)) else ""
-    if refused or further or acts:
-        return "yes" * refused
-    return "in a sentence" if line[-1:].isalnum() or line[-1:] in (",", "，", "、") else ""
+    if not (colon or words.strip()):
+        return "yes" if _DEMONSTRATIVE.search(clause) and _NOT_MADE.search(clause) else ""
+    if _NOT_MADE.search(clause):
+        return "yes"
+    if _ACTS.search(sentence) or (colon and not re.search(r"\w", clause)):
+        return ""
+    if colon:
+        return "yes" if _SHOWN.search(sentence) or (not explicit and _LOOSELY_SHOWN.search(sentence)) else ""
+    return "in a sentence" if not further and (line[-1:].isalnum() or line[-1:] in (",", "，", "、")) else ""
 
 
 def is_announced(text: Text, at: int) -> bool:
