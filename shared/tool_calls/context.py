@@ -18,14 +18,16 @@ _VERB = r"(?:run|running|execut|call|send|mak|issu|perform|us|do|invok|submit|wo
 _DONE = r"(?:ran|executed|called|sent|issued|performed|used|tried|invoked|submitted|queried)"
 _CALL = r"(?:calls?|quer(?:y|ies)|requests?|attempts?|statements?|commands?|invocations?)"
 _IT = rf"(?:{_CALL}|this|that|it)"
-_REFUSED = r"(?:refus|declin|reject|forbid|skipp|block|prohibit|den[iy]|danger|unsafe)\w*"
+_REFUSED = r"(?:refus|declin|reject|forbid|skip|block|prohibit|den[iy]|danger|unsafe)\w*"
 _NOT_MADE = re.compile(
-    rf"(?:\b(?:not|never|no|nor|without|cannot|avoid|against)|n't)(?: (?:be able to|[\w-]+)){{0,2}} {_VERB}\b"
-    r"|(?:\b(?:not|never|no|cannot)|n't)\W*$"
-    rf"|\b(?:I|we) (?:[\w-]+ )?{_REFUSED}|^\W*{_REFUSED}(?: {_IT})?\W*$"
-    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:(?:is|would be)(?: [\w-]+)? {_REFUSED}|was\b|were\b|(?:has|had|have) been\b)"
+    rf"(?:\b(?:not|never|no|nor|without|cannot|avoid|against|unable|stop(?:ped)?)|n't)(?: (?:be able to|[\w-]+)){{0,2}} {_VERB}\b"
+    r"|(?:\b(?:not|never|no|cannot)|n't)\W*$|^\W*(?:do not|don't|never|already)\b"
+    rf"|\b(?:I|we) (?:[\w-]+ ){{0,4}}{_REFUSED}|{_REFUSED} (?:this|that|the|it|my|your)\b|\b{_CALL} failed\b|^\W*{_REFUSED}(?: {_IT})?\W*$"
+    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:(?:is|would be)(?: [\w-]+)? {_REFUSED}|was\b|were\b|(?:has|had|have)(?: [\w-]+)? been\b)"
     rf"|\b(?:I|we|you|it|already|just|previously|earlier|was|were|been|had|have|has)(?:'ve|'d)?(?: [\w-]+)? {_DONE}\b"
     rf"|\b(?:I|we|already|just)(?:'ve|'d)?(?: [\w-]+){{0,2}} (?:made (?:[\w-]+ )?{_IT}|did(?: {_IT})?\W*$)"
+    rf"|\b(?:made|did|{_DONE}) (?:[\w-]+ ){{0,3}}(?:earlier|before|previously|ago|last time)\W*$"
+    r"|\b(?:had|was|were) (?:planned|meant|going|about|supposed|intended) to\b"
     r"|(?:\b(?:already|been|had|have|has|was|were)|'ve)(?: (?:already|just|once|been))* run\b"
     r"|\b(?:I|we)(?:'d| would| could have| should have)\b(?! like| love)",
     re.IGNORECASE,
@@ -63,18 +65,20 @@ def is_only_shown(text: Text, since: int, at: int, *, explicit: bool) -> str:
         return "yes"
     further = since > at - len(words)  # on the line of a call there are further calls
     line = text.known[max(0, since, at - _NEAR) : at].rstrip().rpartition("\n")[2].replace("’", "'").strip(" *_")
+    colon = line.endswith((":", "："))
+    if not (colon or words.strip() or _DEMONSTRATIVE.search(line)):
+        return "yes" if len(line) <= _HEADING and _HEADING_OF_EXAMPLE.fullmatch(line) else ""
     sentence = _SENTENCE_END.split(line)[-1]
     clause = _CLAUSE_END.split(sentence)[-1]
-    refused, acts = bool(_NOT_MADE.search(clause)), bool(_ACTS.search(sentence))
-    if line.endswith((":", "：")):
-        shown = _SHOWN.search(sentence) or (not explicit and _LOOSELY_SHOWN.search(sentence))
-        return "yes" if refused or (re.search(r"\w", clause) and not acts and shown) else ""
-    if not words.strip():
-        heading = len(line) <= _HEADING and _HEADING_OF_EXAMPLE.fullmatch(line)
-        return "yes" if heading or (refused and _DEMONSTRATIVE.search(clause)) else ""
-    if refused or further or acts:
-        return "yes" * refused
-    return "in a sentence" if line[-1:].isalnum() or line[-1:] in (",", "，", "、") else ""
+    if not (colon or words.strip()):
+        return "yes" if _DEMONSTRATIVE.search(clause) and _NOT_MADE.search(clause) else ""
+    if _NOT_MADE.search(clause):
+        return "yes"
+    if _ACTS.search(sentence) or (colon and not re.search(r"\w", clause)):
+        return ""
+    if colon:
+        return "yes" if _SHOWN.search(sentence) or (not explicit and _LOOSELY_SHOWN.search(sentence)) else ""
+    return "in a sentence" if not further and (line[-1:].isalnum() or line[-1:] in (",", "，", "、")) else ""
 
 
 def is_announced(text: Text, at: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from .context import ends_prose, is_announced, is_only_shown, sentence_behind
 from .forms import CALL_TAGS, CUT, Found, read_named, read_python, read_xml
-from .json_values import Reader, read_value
+from .json_values import DECODER, Reader, read_value
 from .text import LINE_SPACE, NEWLINE, SPACE, Text, Unreadable, Wait
 from .tools import FORM, ToolCall, Tools
 
@@ -56,6 +56,8 @@ _CLOSER = re.compile(  # closing tags, also cut ones; special tokens that open n
 )
 _PART = re.compile(r"(?:<(?:[/|｜]*[\w:|｜▁.-]+(?: [^<>\n]*)?|[/|｜][^<>\s]*)?|\[[/A-Za-z_]*)\Z")
 _TOOL_CALL = re.compile(r"<(/?)tool_call>")
+_OPEN, _CLOSE = "<tool_call>\n", "\n</tool_call>"
+_MARKUP = re.compile(r"[<`{\[|>*#✿_\x00-\x09\x0b-\x1f]|^\s|\n\s*$")
 _ELEMENT = re.compile(r"<([\w-]+)([=>/\s])")
 _EXAMPLE = re.compile(r"\b(?:example|format|schema|template|usage|syntax)", re.IGNORECASE)
 _NAMED_OBJECT = re.compile(r"""[\[\s]*\{\s*["']name["']\s*:\s*["'](\w+)["']""")
@@ -150,6 +152,38 @@ class Stream:
     def parsed(self) -> Parsed:
         """All that is known so far."""
         return Parsed("".join(self._pieces), tuple(self._calls), tuple(self._malformed), self._family)
+
+    def _canonical_turn(self, text: str) -> Parsed | None:
+        """The short way for words and calls exactly as the chat template writes them; None for anything else."""
+        start = text.find(_OPEN)
+        content = text[:start].removesuffix("\n")
+        plain = start >= 0 and self._tools and not _MARKUP.search(content)
+        if not plain or any(line.lower().startswith(self._heads) for line in content.split("\n")):
+            return None
+        if start and is_only_shown(Text(text), 0, start, explicit=True):
+            return None
+        calls = []
+        while text.startswith(_OPEN, start):
+            try:
+                value, end = DECODER.raw_decode(text, start + len(_OPEN))
+            except (ValueError, RecursionError):
+                return None
+            if type(value) is not dict or value.keys() != {"name", "arguments"} or not text.startswith(_CLOSE, end):
+                return None
+            name, arguments = value["name"], value["arguments"]
+            if (
+                type(name) is not str
+                or name not in self._tools
+                or type(arguments) is not dict
+                or "properties" in arguments
+            ):
+                return None
+            call = self._tools.call(name, arguments, explicit=True)
+            if isinstance(call, str):
+                return None
+            calls.append(call)
+            start = end + len(_CLOSE) + 1
+        return Parsed(content, tuple(calls), (), "hermes") if calls and start == len(text) + 1 else None
 
     def _step(self) -> bool:
         """Decide what stands at the next place that matters; False at the end of the final text."""
@@ -283,9 +317,12 @@ class Stream:
             begins_line = not known[known.rfind("\n", 0, block.start) + 1 : block.start].strip()
             if block.explicit and not problem and not shown:
                 tag = text.search(_TOOL_CALL, block.body)
-                if tag and not tag[1] and self._read_item(_Block(tag.start(), tag.start())).calls:
-                    self._flow(block.start)  # an opening tag too many
-                    self._kept = block.body if begins_line else self._kept
+                twice = tag and not tag[1] and not self._quotation[0] and begins_line
+                if tag and twice and not re.search("[<`]", known[block.body : tag.start()]):
+                    twice = not is_only_shown(text, block.body, tag.start(), explicit=True)
+                    if twice and self._read_item(_Block(tag.start(), tag.start())).calls:
+                        self._flow(block.start)  # an opening tag too many
+                        self._kept = block.body
                 elif begins_line or (tag and tag[1]):
                     problem = _NO_JSON
             self._failures += 1 + (found.end - block.start) // _FAR
@@ -444,5 +481,7 @@ def parse(text: str, tools: Iterable[Mapping[str, Any]]) -> Parsed:
     """
     stream = Stream(tools)
     stream._text.final = True
+    if turn := stream._canonical_turn(text):
+        return turn
     stream.feed(text)
     return stream.parsed()

@@ -33,13 +33,13 @@ _ESCAPE = re.compile(r"""(\\u[0-9a-fA-F]{4}|\\[/bfnrt]|\\\\(?!["']))|\\{0,2}(["'
 _ESCAPED_START = re.compile(r"[{\[]\s*\{?\s*\\")
 _ESCAPED_TEXT = re.compile(r'(?:[^"\\]|\\.)*', re.DOTALL)
 _ESCAPED_TOKEN = re.compile(r"\\u[0-9a-fA-F]{4}|\\?.", re.DOTALL)
-_DECODER = json.JSONDecoder(strict=False, parse_constant=int)  # raw newlines are read, `int` refuses NaN
+DECODER = json.JSONDecoder(strict=False, parse_constant=int)  # raw newlines are read, `int` refuses NaN
 
 
 def read_value(text: Text, at: int) -> tuple[Any, int]:
     """The object, array or quoted JSON text that begins here, and the position behind it. Raises Unreadable."""
     try:
-        value, end = _DECODER.raw_decode(text.known, at)
+        value, end = DECODER.raw_decode(text.known, at)
         if not isinstance(value, str):
             return value, end
         if (value := value_of(value)) is not None:
@@ -60,6 +60,8 @@ def read_value(text: Text, at: int) -> tuple[Any, int]:
     try:
         value, length = Reader(Text(decoded(region), final=text.final or closed)).value(0)
     except Unreadable as error:
+        if not text.final and not closed:
+            raise Wait from None
         raise Unreadable(error.reason, at + len(region), error.cut) from None
     ends = [token.end() for token in _ESCAPED_TOKEN.finditer(region)]
     return value, at + ends[bisect.bisect_left(ends, length, key=lambda end: len(decoded(region[:end])))]

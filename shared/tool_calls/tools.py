@@ -62,10 +62,11 @@ class Tools(dict[str, Mapping[str, Any]]):
         while items:
             item = items.pop(0)
             fields = item if isinstance(item, dict) else {}
-            wrapper = next((key for key in _WRAPPER_KEYS if isinstance(fields.get(key), dict | list)), "")
             if isinstance(item, list) and item:
                 items[:0] = item
                 continue
+            wrappers = () if "name" in fields else _WRAPPER_KEYS
+            wrapper = next((key for key in wrappers if isinstance(fields.get(key), dict | list)), "")
             if wrapper and not fields.keys() - _OTHER_KEYS - {wrapper}:
                 items.insert(0, fields[wrapper])
                 continue
@@ -73,15 +74,16 @@ class Tools(dict[str, Mapping[str, Any]]):
                 ((name, given),) = fields.items()
                 if name in self and isinstance(given, dict) and not self._misfit(name, given):
                     fields = {"name": name, "arguments": given}
-            name_key = next((key for key in _NAME_KEYS if isinstance(fields.get(key), str)), "")
-            name = fields.get(name_key, "").strip()
+            name_key = next((key for key in _NAME_KEYS if type(fields.get(key)) is str), "")
+            name = fields[name_key].strip() if name_key else ""
             if not _NAME.fullmatch(name):
                 return [], f"The <tool_call> names no tool; write {FORM}." if explicit else ""
-            name = NAMESPACE.sub("", name, count=1) if NAMESPACE.sub("", name, count=1) in self else name
+            if name not in self and NAMESPACE.sub("", name, count=1) in self:
+                name = NAMESPACE.sub("", name, count=1)
             key = next((key for key in _ARGUMENT_KEYS if key in fields), "")
             if not explicit and (name not in self or not key or fields.keys() - _OTHER_KEYS - {name_key, key}):
                 return [], ""
-            given = fields.get(key)
+            given = fields[key] if key else None
             schema = isinstance(given, dict) and "properties" in given and ("type" in given or "required" in given)
             if schema or (key == "parameters" and "description" in fields):
                 return [], f"The <tool_call> repeats the definition of {name}; write {FORM}." if explicit else ""
@@ -119,7 +121,8 @@ class Tools(dict[str, Mapping[str, Any]]):
             if problem or any(isinstance(text, str) and _PLACEHOLDER.fullmatch(text) for text in typed.values()):
                 return problem
         try:
-            deep = _depth(typed) > _MAX_DEPTH or not _ENCODER.encode(typed).encode()
+            encoded = _ENCODER.encode(typed).encode()
+            deep = encoded.count(b"{") + encoded.count(b"[") > _MAX_DEPTH and _depth(typed) > _MAX_DEPTH
         except UnicodeEncodeError:
             return f"The arguments of {name} hold half of a unicode surrogate pair."
         except RecursionError:
