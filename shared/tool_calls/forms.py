@@ -250,7 +250,7 @@ def read_named(text: Text, at: int, tools: Tools, *, tagged: bool) -> Found:
         if not (label or below or text.char(body) == "{"):
             return Found((), at)
         argument, stop = _read_input(text, body)
-        bare = isinstance(argument, str) and text.known[body] != "`"
+        bare = isinstance(argument, str) and text.char(body) != "`"
         if label and isinstance(argument, str) and (not action or _KEY_FIRST.match(argument)):
             return Found((), at)  # other labels also describe tools, and a name is no part of the value
         if bare and not (

@@ -54,7 +54,7 @@ _CLOSER = re.compile(  # closing tags, also cut ones; special tokens that open n
     rf"|\[(?:/|END_){_WRAPPER}\]",
     re.IGNORECASE,
 )
-_PART = re.compile(r"(?:<(?:[/|｜]*[\w:|｜▁.-]+(?: [^<>\n]*)?|[/|｜][^<>\s]*)?|\[[/A-Za-z_]*)\Z")
+_PART = re.compile(r"(?:<(?:[/|｜]*[\w:|｜▁.-]+(?: [^<>\n]*)?|[/|｜][^<>\s]*)?|\[[/\w:▁-]*)\Z")
 _TOOL_CALL = re.compile(r"<(/?)tool_call>")
 _OPEN, _CLOSE = "<tool_call>\n", "\n</tool_call>"
 _MARKUP = re.compile(r"[<`{\[|>*#✿_\x00-\x09\x0b-\x1f]|^\s|\n\s*$")
@@ -157,7 +157,7 @@ class Stream:
         """The short way for words and calls exactly as the chat template writes them; None for anything else."""
         start = text.find(_OPEN)
         content = text[:start].removesuffix("\n")
-        plain = start >= 0 and self._tools and not _MARKUP.search(content)
+        plain = start >= 0 and text[start - 1 : start] in ("", "\n") and self._tools and not _MARKUP.search(content)
         if not plain or any(line.lower().startswith(self._heads) for line in content.split("\n")):
             return None
         if start and is_only_shown(Text(text), 0, start, explicit=True):
@@ -227,11 +227,11 @@ class Stream:
             return self._ticks(at)
         if char == "{":
             return self._begin(_Block(at, at)) if not self._quotation[0] and is_announced(text, at) else at + 1
-        if char == "<" and known[at - 1] in "\"'“‘«" and known[max(0, at - 2)] in " \t\n(:":
-            return at + 1  # a quoted tag
         for token in _END_TOKENS:
             if text.holds(token, at):
                 text.char(at + len(token))  # waits: at the end of the text it is no content
+        if char == "<" and known[at - 1] in "\"'“‘«" and known[max(0, at - 2)] in " \t\n(:":
+            return at + 1  # a quoted tag
         element = _ELEMENT.match(known, at)
         named = element and (element[1] in self._tools or (element[1] in CALL_TAGS and element[2] in "= \n"))
         if named or text.token(_OPENER, _PART, at):
@@ -311,7 +311,8 @@ class Stream:
         """Make the calls that stand here calls of the text, unless they are only shown or quoted."""
         text, known = self._text, self._text.known
         found = found or self._read_item(block)
-        shown = is_only_shown(text, self._block_end, block.start, explicit=block.explicit)
+        judged = found.calls or found.problem or block.explicit
+        shown = judged and is_only_shown(text, self._block_end, block.start, explicit=block.explicit)
         if not found.calls:
             problem = found.problem
             begins_line = not known[known.rfind("\n", 0, block.start) + 1 : block.start].strip()
@@ -319,7 +320,7 @@ class Stream:
                 tag = text.search(_TOOL_CALL, block.body)
                 twice = tag and not tag[1] and not self._quotation[0] and begins_line
                 if tag and twice and not re.search("[<`]", known[block.body : tag.start()]):
-                    twice = not is_only_shown(text, block.body, tag.start(), explicit=True)
+                    twice = not is_only_shown(text, self._block_end, tag.start(), explicit=True)
                     if twice and self._read_item(_Block(tag.start(), tag.start())).calls:
                         self._flow(block.start)  # an opening tag too many
                         self._kept = block.body

@@ -68,6 +68,25 @@ def _encoded(call: ToolCall) -> dict[str, object]:
     return {"type": "function", "function": {"name": call.name, "arguments": json.dumps(call.arguments)}}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"g": "x", "arguments": {"": 3, "mean_ms": 12}}',
+        '{"": 3}',
+        "Action: execute_sql\nAction Input::",
+        f"total:\n'{TAGGED}",
+        'sql": "<|im_end|>',
+        f"<tool_call>calls>a{TAGGED}ns\nget</tool_call>",
+        f"[TOOL_REQUEST]{COLUMNS_JSON}[END[ęTOOL_REQUEST]{COLUMNS_JSON}[END]",
+        '<tool_call>\n{\\"name\\r": \\"</tools>claims\\"}}\n{"name": "x"}',
+    ],
+)
+def test_texts_that_a_search_once_found_are_read_the_same_way_whole_and_streamed(text: str) -> None:
+    parsed = parse(text, TOOLS)
+    assert streamed_result(text, TOOLS) == parsed
+    assert parsed.calls or parsed.content in (text, text.removesuffix("<|im_end|>"))
+
+
 @patient
 @given(texts, st.randoms(use_true_random=False))
 def test_any_text_streams_to_what_it_is_as_a_whole(text: str, chance: random.Random) -> None:
