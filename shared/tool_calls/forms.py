@@ -112,7 +112,7 @@ def _xml_arguments(text: Text, at: int, element: str, parameters: Mapping[str, A
     while True:
         start = text.run(SPACE, at)
         char = text.char(start)
-        if char in ("{", '"') and not given:
+        if char == "{" and not given:
             given, at = read_value(text, start)
             continue
         if char != "<":

@@ -373,11 +373,9 @@ class Stream:
             ):  # a comment says that an example follows
                 return Found((), block.body)
             char = text.char(at)
-            quoted = char == '"' and wrapped and text.char(at + 1) in ("{", "[")
-            unopened = block.explicit and not quoted and text.holds('"name"', at)
             python = char.isidentifier() or (char == "[" and text.char(text.run(SPACE, at + 1)).isidentifier())
-            if quoted or unopened or char == "{" or (char == "[" and not python):
-                value, end = Reader(text).container(at, "{") if unopened else read_value(text, at)
+            if char == "{" or (char == "[" and not python):
+                value, end = read_value(text, at)
                 if not block.tags and not self._ends_line(end, block):
                     return Found((), end)
                 calls, problem = tools.calls_in(value, explicit=block.explicit)

@@ -37,14 +37,9 @@ DECODER = json.JSONDecoder(strict=False, parse_constant=int)  # raw newlines are
 
 
 def read_value(text: Text, at: int) -> tuple[Any, int]:
-    """The object, array or quoted JSON text that begins here, and the position behind it. Raises Unreadable."""
+    """The object or array that begins here, and the position behind it. Raises Unreadable."""
     try:
-        value, end = DECODER.raw_decode(text.known, at)
-        if not isinstance(value, str):
-            return value, end
-        if (value := value_of(value)) is not None:
-            return value, end
-        raise Unreadable("what is quoted is not JSON", end - 1)
+        return DECODER.raw_decode(text.known, at)
     except json.JSONDecodeError as error:
         open_end = error.msg.startswith("Unterminated") or error.pos + 16 > len(text.known)
         if open_end and not text.final:
@@ -111,11 +106,10 @@ class Reader:
             raise Unreadable("a value is missing", at)
         return json.loads(word), end
 
-    def container(self, at: int, opener: str = "") -> tuple[Any, int]:
-        """An object, an array, or the arguments of a call as (positional, named). An `opener` that is given is missing."""
-        text = self.text
-        at, opener = (at, opener) if opener else (self.skip(at + 1), text.char(at))
-        closer = _CLOSERS[opener]
+    def container(self, at: int) -> tuple[Any, int]:
+        """An object, an array, or the arguments of a call as (positional, named)."""
+        text, opener = self.text, self.text.char(at)
+        at, closer = self.skip(at + 1), _CLOSERS[opener]
         if len(self._open) >= _MAX_DEPTH:
             raise Unreadable("it is nested too deeply", at)
         self._open.append(closer)

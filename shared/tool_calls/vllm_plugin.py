@@ -1,13 +1,10 @@
 """The vLLM tool parser `qwen25_coder`, for vLLM 0.10 to 0.33.
 
-An installed package makes it known to every vLLM process through the entry point `vllm.general_plugins`. Without an
-installation, vLLM takes this file of a clone by its path:
+Installed, it is found through the entry point `vllm.general_plugins`; without an installation, vLLM takes this file of a
+clone by its path (`--tool-parser-plugin`).
 
-    vllm serve MODEL --enable-auto-tool-choice --tool-call-parser qwen25_coder --tool-parser-plugin PATH/vllm_plugin.py
-
-Streaming: text flows until something that may begin a call, and a call is sent whole as soon as nothing behind it can change
-it. Newer vLLM calls `finish_streaming` at the end. Older vLLM gives no sign of it but the end-of-turn token, a stop token or
-the request's own token limit; where all are missing (a stop string, a full context), what is still undecided is not sent.
+Newer vLLM calls `finish_streaming` at the end of an answer. Older vLLM gives no sign of it but the end-of-turn token, a stop
+token or the request's token limit; where all are missing (a stop string, a full context), undecided text is not sent.
 """
 
 from __future__ import annotations
@@ -31,11 +28,7 @@ from .tools import ToolCall
 
 NAME = "qwen25_coder"
 _PARSERS = ("vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser")
-_PROTOCOLS = (
-    "vllm.entrypoints.generate.base.protocol",
-    "vllm.entrypoints.openai.engine.protocol",
-    "vllm.entrypoints.openai.protocol",
-)
+_PROTOCOLS = tuple(f"vllm.entrypoints.{x}.protocol" for x in ("generate.base", "openai.engine", "openai"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
@@ -49,12 +42,10 @@ def _from_vllm(name: str, modules: Sequence[str]) -> Any:
 
 
 ToolParser: Any = _from_vllm("ToolParser", _PARSERS)
-DeltaFunctionCall = _from_vllm("DeltaFunctionCall", _PROTOCOLS)
-DeltaMessage = _from_vllm("DeltaMessage", _PROTOCOLS)
-DeltaToolCall = _from_vllm("DeltaToolCall", _PROTOCOLS)
-ExtractedToolCallInformation = _from_vllm("ExtractedToolCallInformation", _PROTOCOLS)
-FunctionCall = _from_vllm("FunctionCall", _PROTOCOLS)
-VllmToolCall = _from_vllm("ToolCall", _PROTOCOLS)
+_NAMES = "DeltaFunctionCall DeltaMessage DeltaToolCall ExtractedToolCallInformation FunctionCall ToolCall"
+DeltaFunctionCall, DeltaMessage, DeltaToolCall, ExtractedToolCallInformation, FunctionCall, VllmToolCall = (
+    _from_vllm(name, _PROTOCOLS) for name in _NAMES.split()
+)
 
 
 def register() -> None:
@@ -81,10 +72,8 @@ class Qwen25CoderToolParser(ToolParser):
         parsed = parse(model_output, _tools(request))
         if not parsed.calls:
             return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
-        calls = [
-            VllmToolCall(function=FunctionCall(name=call.name, arguments=_ENCODER.encode(call.arguments)))
-            for call in parsed.calls
-        ]
+        functions = [FunctionCall(name=c.name, arguments=_ENCODER.encode(c.arguments)) for c in parsed.calls]
+        calls = [VllmToolCall(function=function) for function in functions]
         return ExtractedToolCallInformation(tools_called=True, tool_calls=calls, content=parsed.content or None)
 
     def extract_tool_calls_streaming(
@@ -128,9 +117,9 @@ class Qwen25CoderToolParser(ToolParser):
             self.prev_tool_call_arr.append({"name": call.name, "arguments": arguments})
             self.streamed_args_for_tool.append(arguments)
             new_id = VllmToolCall(function=FunctionCall(name=call.name, arguments=arguments)).id
-            head = DeltaFunctionCall(name=call.name)
-            deltas.append(DeltaToolCall(index=index, id=new_id, type="function", function=head))
-            deltas.append(DeltaToolCall(index=index, function=DeltaFunctionCall(arguments=arguments)))
+            named, rest = DeltaFunctionCall(name=call.name), DeltaFunctionCall(arguments=arguments)
+            deltas.append(DeltaToolCall(index=index, id=new_id, type="function", function=named))
+            deltas.append(DeltaToolCall(index=index, function=rest))
         return DeltaMessage(content=content or None, tool_calls=deltas) if content or calls else None
 
 

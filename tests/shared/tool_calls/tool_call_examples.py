@@ -137,7 +137,6 @@ POSITIVES: dict[str, list[Positive]] = {
         (f"```json\n[{ESCAPED_JSON}, {ESCAPED_JSON}]\n```", [COLUMNS, COLUMNS], ""),
         (f"<tools>{{{ESCAPED_JSON}}}</tools>", [COLUMNS], ""),
         (r'{\"name\": \"execute_sql\", \"arguments\": {\"sql\": \"SELECT \\\"a\\\"\\nFROM ' + "{t}[1]" + r'\"}}', [sql('SELECT "a"\nFROM {t}[1]')], ""),
-        (f'<tool_call>\n"{ESCAPED_JSON}"\n</tool_call>', [COLUMNS], ""),
         (f'Action: get_columns\nAction Input: "{ESCAPED_ARGUMENTS}"', [COLUMNS], ""),
         (f'<function=get_columns>"{ESCAPED_ARGUMENTS}"</function>', [COLUMNS], ""),
     ],
@@ -159,10 +158,6 @@ POSITIVES: dict[str, list[Positive]] = {
     "joined": [
         ('{"name": "execute_sql", "arguments": {"sql": "SELECT "a" + "b" FROM t"}}', [sql('SELECT "a" + "b" FROM t')], ""),
         ('{"arguments": {"sql": "SELECT 1"}\n "name": "execute_sql"}', [QUERY], ""),
-    ],
-    "unopened": [
-        (f"<tool_call>\n{COLUMNS_JSON[1:]}\n</tool_call>", [COLUMNS], ""),
-        (f"<tool_call>{COLUMNS_JSON[1:-1]}</tool_call>\nSo.", [COLUMNS], "So."),
     ],
     "comments": [
         (f"```json\n// the columns first\n{COLUMNS_JSON}\n```", [COLUMNS], ""),
