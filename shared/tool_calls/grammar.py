@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .context import ends_prose, is_announced, is_only_shown, sentence_behind
@@ -23,7 +23,8 @@ from .json_values import DECODER, Reader, read_value
 from .text import LINE_SPACE, NEWLINE, SPACE, Text, Unreadable, Wait
 from .tools import FORM, ToolCall, Tools
 
-_PATIENCE = 4000
+_PATIENCE = 1500
+_HEADS = ("action", "tool", "function", "default_api.")  # what a line with a call may begin with, besides a tool's name
 _FAR = 32  # characters that a failed attempt may read for the price of one
 _END_TOKENS = ("<|im_end|>", "<|endoftext|>")
 _NO_JSON = f"The text inside <tool_call> is not JSON; write {FORM} there."
@@ -105,10 +106,10 @@ class Stream:
     update = stream.finish()
     """
 
-    def __init__(self, tools: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
         self._text = Text("\n")  # so that each line has one in front of it
         self._tools = Tools(tools)
-        self._heads = tuple(name.lower() for name in (*self._tools, "action", "tool", "function", "default_api."))
+        self._heads = tuple(name.lower() for name in (*self._tools, *_HEADS))
         self._failures = 0 if self._tools else _PATIENCE  # without tools all is text
         self._credit = _FIRST_CREDIT
         self._waiting = [""]  # deltas that are not yet part of the text
@@ -153,38 +154,6 @@ class Stream:
         """All that is known so far."""
         return Parsed("".join(self._pieces), tuple(self._calls), tuple(self._malformed), self._family)
 
-    def _canonical_turn(self, text: str) -> Parsed | None:
-        """The short way for words and calls exactly as the chat template writes them; None for anything else."""
-        start = text.find(_OPEN)
-        content = text[:start].removesuffix("\n")
-        plain = start >= 0 and text[start - 1 : start] in ("", "\n") and self._tools and not _MARKUP.search(content)
-        if not plain or any(line.lower().startswith(self._heads) for line in content.split("\n")):
-            return None
-        if start and is_only_shown(Text(text), 0, start, explicit=True):
-            return None
-        calls = []
-        while text.startswith(_OPEN, start):
-            try:
-                value, end = DECODER.raw_decode(text, start + len(_OPEN))
-            except (ValueError, RecursionError):
-                return None
-            if type(value) is not dict or value.keys() != {"name", "arguments"} or not text.startswith(_CLOSE, end):
-                return None
-            name, arguments = value["name"], value["arguments"]
-            if (
-                type(name) is not str
-                or name not in self._tools
-                or type(arguments) is not dict
-                or "properties" in arguments
-            ):
-                return None
-            call = self._tools.call(name, arguments, explicit=True)
-            if isinstance(call, str):
-                return None
-            calls.append(call)
-            start = end + len(_CLOSE) + 1
-        return Parsed(content, tuple(calls), (), "hermes") if calls and start == len(text) + 1 else None
-
     def _step(self) -> bool:
         """Decide what stands at the next place that matters; False at the end of the final text."""
         text = self._text
@@ -226,7 +195,8 @@ class Stream:
         if char == "`":
             return self._ticks(at)
         if char == "{":
-            return self._begin(_Block(at, at)) if not self._quotation[0] and is_announced(text, at) else at + 1
+            announced = known[at - 1] in " :*\t" and not self._quotation[0] and is_announced(text, at)
+            return self._begin(_Block(at, at)) if announced else at + 1
         for token in _END_TOKENS:
             if text.holds(token, at):
                 text.char(at + len(token))  # waits: at the end of the text it is no content
@@ -473,14 +443,42 @@ class Stream:
         return end
 
 
-def parse(text: str, tools: Iterable[Mapping[str, Any]]) -> Parsed:
+def _canonical_turn(text: str, tools: Tools) -> Parsed | None:
+    """The short way for words and calls exactly as the chat template writes them; None for anything else."""
+    start, heads = text.find(_OPEN), tuple(name.lower() for name in (*tools, *_HEADS))
+    content = text[:start].removesuffix("\n")
+    plain = start >= 0 and text[start - 1 : start] in ("", "\n") and tools and not _MARKUP.search(content)
+    if not plain or any(line.lower().startswith(heads) for line in content.split("\n")):
+        return None
+    if start and is_only_shown(Text(text), 0, start, explicit=True):
+        return None
+    calls = []
+    while text.startswith(_OPEN, start):
+        try:
+            value, end = DECODER.raw_decode(text, start + len(_OPEN))
+        except (ValueError, RecursionError):
+            return None
+        if type(value) is not dict or value.keys() != {"name", "arguments"} or not text.startswith(_CLOSE, end):
+            return None
+        name, arguments = value["name"], value["arguments"]
+        if type(name) is not str or name not in tools or type(arguments) is not dict or "properties" in arguments:
+            return None
+        call = tools.call(name, arguments, explicit=True)
+        if isinstance(call, str):
+            return None
+        calls.append(call)
+        start = end + len(_CLOSE) + 1
+    return Parsed(content, tuple(calls), (), "hermes") if calls and start == len(text) + 1 else None
+
+
+def parse(text: str, tools: Sequence[Mapping[str, Any]]) -> Parsed:
     """Split a model's text into content and calls; `tools` are the offered ones in OpenAI form. Never raises.
 
     `TEXT\\n<tool_call>…` has the content `TEXT`: exactly the newline that the chat template puts there is taken off.
     """
+    if turn := _canonical_turn(text, Tools(tools)):
+        return turn
     stream = Stream(tools)
     stream._text.final = True
-    if turn := stream._canonical_turn(text):
-        return turn
     stream.feed(text)
     return stream.parsed()
