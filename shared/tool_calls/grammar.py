@@ -410,7 +410,7 @@ class Stream:
             self._blank = self._blank if self._calls else space
         else:
             self._pieces.append(space)
-        self._space, self._behind_call, self._wordy = "", True, -1
+        self._space, self._behind_call = "", True
         self._kept = found.end
         self._calls += found.calls
         self._family = self._family or found.family or block.family
