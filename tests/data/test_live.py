@@ -175,4 +175,4 @@ def test_questions_on_a_live_database_are_imported(
     assert "questions.jsonl:2: its gold SQL fails" in capsys.readouterr().out
     written = json.loads((tmp_path / "out" / "dev.json").read_text())
     assert [(row["db_id"], row["question"]) for row in written] == [("shop", "How many?")]
-    assert Database(tmp_path / "out" / "database" / "shop" / "shop.sqlite", LIMITS).name == "shop"
+    assert Database(tmp_path / "out" / "database" / "shop" / "shop.sqlite", LIMITS).path.stem == "shop"
