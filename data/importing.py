@@ -56,7 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     if not args.source.exists():
         raise UserError(f"There is no {args.source}; give a folder or a question file.")
     if args.out:
-        _refuse_existing(args.out)
+        refuse_existing(args.out)
     if args.dialect and args.dialect not in sqlglot.Dialect.classes:
         known = ", ".join(sorted(filter(None, sqlglot.Dialect.classes)))
         raise UserError(f"--dialect {args.dialect} is unknown; choose one of {known}.")
@@ -113,13 +113,13 @@ def write(checked: Checked, folder: Path, *, skip: bool, reads: Sequence[Path] =
         raise UserError(
             f"{len(bad)} rows cannot be used, the first is {place}: {reason}; or leave them out with --bad-rows skip."
         )
-    _refuse_existing(folder)
+    refuse_existing(folder)
     names = database_names(path for _, path in checked.rows)
     links = {path: folder / "database" / name / f"{name}.sqlite" for path, name in names.items()}
     outputs = [*links.values(), *(folder / name for name in ("questions.jsonl", "skipped.jsonl", "dev.json"))]
     refuse_overwriting(outputs, [*reads, *names])
     if taken := [output for output in outputs if output.exists() and not output.is_symlink()]:
-        raise UserError(f"{taken[0]} exists already; choose another --out or remove that file.")
+        raise UserError(f"{taken[0]} exists already; choose another --out.")
     for path, link in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
@@ -145,6 +145,7 @@ def write(checked: Checked, folder: Path, *, skip: bool, reads: Sequence[Path] =
     )
 
 
-def _refuse_existing(folder: Path) -> None:
+def refuse_existing(folder: Path) -> None:
+    """Raise UserError when `folder` already holds an imported data set."""
     if (folder / "dev.json").exists():
-        raise UserError(f"{folder / 'dev.json'} exists already; choose another --out or remove that folder.")
+        raise UserError(f"{folder / 'dev.json'} exists already; choose another --out.")

@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from shared.errors import UserError
 from shared.runs.output_paths import refuse_overwriting
+from shared.sql.database import quoted
 
 MAX_ROWS = 1_000_000  # of one table
 _BLOCK = 1_000
@@ -190,8 +191,8 @@ def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Seq
         for column in table.columns
     ]
     is_json = [isinstance(column.type, alchemy.JSON) for column in table.columns]
-    insert = f"INSERT INTO {_quoted(name)} VALUES ({', '.join('?' * len(columns))})"
-    create = f"CREATE TABLE {_quoted(name)} ({', '.join(_definitions(inspector, table, copied))})"
+    insert = f"INSERT INTO {quoted(name)} VALUES ({', '.join('?' * len(columns))})"
+    create = f"CREATE TABLE {quoted(name)} ({', '.join(_definitions(inspector, table, copied))})"
     # This query comes last: PyMySQL drops the rest of a streamed result at the next statement.
     rows = live.execution_options(stream_results=True).execute(alchemy.select(*columns).limit(MAX_ROWS + 1))
     count = 0
@@ -219,15 +220,15 @@ def _definitions(inspector: Any, table: Any, copied: Sequence[str]) -> Iterator[
         else:
             with contextlib.suppress(NotImplementedError):
                 kind = _SQLITE_TYPES.get(column.type.python_type, "")
-        yield f"{_quoted(column.name)} {kind}{'' if column.nullable else ' NOT NULL'}"
+        yield f"{quoted(column.name)} {kind}{'' if column.nullable else ' NOT NULL'}"
     if table.primary_key.columns:
-        yield f"PRIMARY KEY ({', '.join(_quoted(column.name) for column in table.primary_key.columns)})"
+        yield f"PRIMARY KEY ({', '.join(quoted(column.name) for column in table.primary_key.columns)})"
     for link in inspector.get_foreign_keys(table.name):
         if link["referred_table"] in copied and not link["referred_schema"]:
             constrained, referred = (
-                ", ".join(map(_quoted, link[side])) for side in ("constrained_columns", "referred_columns")
+                ", ".join(map(quoted, link[side])) for side in ("constrained_columns", "referred_columns")
             )
-            yield f"FOREIGN KEY ({constrained}) REFERENCES {_quoted(link['referred_table'])} ({referred})"
+            yield f"FOREIGN KEY ({constrained}) REFERENCES {quoted(link['referred_table'])} ({referred})"
 
 
 def _plain(value: Any, is_json: bool = False) -> Any:
@@ -256,7 +257,3 @@ def _plain(value: Any, is_json: bool = False) -> Any:
     if isinstance(value, (set, frozenset)):  # as some drivers of MySQL give a SET
         return ",".join(sorted(map(str, value)))
     return str(value)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

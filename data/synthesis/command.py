@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.check import Checked
-from data.importing import write
+from data.importing import refuse_existing, write
 from data.sources import Place, SourceRow
 from data.sql_form import Difficulty
 from data.synthesis.generate import Taken, generate
@@ -45,8 +45,8 @@ def main(arguments: Sequence[str]) -> None:
         )
     if args.questions < 1:
         raise UserError(f"--questions {args.questions} asks for none; give a positive number.")
-    if args.out is not None and (args.out / "dev.json").exists():
-        raise UserError(f"{args.out / 'dev.json'} exists already; choose another --out or remove that folder.")
+    if args.out is not None:
+        refuse_existing(args.out)
     config, _ = resolve(args)
     if args.dry_run:
         print(f"reads {args.database}, writes {'nothing' if args.check else args.out}")

@@ -12,8 +12,6 @@ from typing import Any
 
 from shared.errors import UserError
 
-BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1, "F8_E4M3": 1}
-
 
 @dataclass(frozen=True)
 class Tensor:
@@ -55,11 +53,6 @@ class ModelShape:
     def parameters(self) -> int:
         """Weights, a tied embedding counted once."""
         return sum(tensor.size for tensor in self.tensors.values())
-
-    @property
-    def largest_tensor(self) -> int:
-        """Elements of the largest tensor."""
-        return max(tensor.size for tensor in self.tensors.values())
 
     def adapter_parameters(self, rank: int) -> int:
         """Weights of a LoRA adapter of this rank on every linear layer but the output."""
