@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.cli import checks, environment, machine
 from shared.cli.command_line import READER_GONE, add_profile, common_parser, resolve, run_main
-from shared.config.device import default_profile
+from shared.config.device import default_profile, device_of
 from shared.errors import UserError
 from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
 
@@ -224,7 +224,7 @@ def main() -> None:
     if works and not environment.entered(ROOT):  # once, before anything is downloaded
         needs = machine.Needs(profile, before_setup=not environment.is_inside(ROOT))
         machine.refuse(machine.look(), needs, only_warn=name == "setup")  # which may be made for another machine
-    environment.enter(ROOT, profile, dry_run=dry_run)
+    environment.enter(ROOT, device_of(profile), dry_run=dry_run)
     work(args)
 
 

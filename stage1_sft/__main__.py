@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.cli.command_line import carry_out, common_parser, resolve, run_main
+from shared.config.device import keep_one_gpu
 from shared.errors import UserError
 from shared.models.folder import adapter_base
 from shared.runs.output_paths import refuse_overwriting
@@ -35,6 +36,7 @@ def main() -> None:
 
     from stage1_sft import stage
 
+    keep_one_gpu()
     return carry_out(args, stage.plan, stage.only_traces if args.traces_only else stage.run)
 
 

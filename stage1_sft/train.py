@@ -86,9 +86,9 @@ def load_model(base: Path, config: Config, attention: str | None = None) -> Peft
     `attention` is by default the implementation that trains fastest on the device.
     """
     sft = config.sft
-    if config.profile == "gpu" and not torch.cuda.is_available():
-        raise UserError("Profile gpu needs a CUDA device and PyTorch sees none; use --profile cpu.")
-    attention = attention or ("sdpa" if config.profile == "gpu" or sft.gradient_checkpointing else CPU_ATTENTION)
+    if config.device == "gpu" and not torch.cuda.is_available():
+        raise UserError(f"Profile {config.profile} needs a CUDA device and PyTorch sees none; use --profile cpu.")
+    attention = attention or ("sdpa" if config.device == "gpu" or sft.gradient_checkpointing else CPU_ATTENTION)
     dtype = getattr(torch, sft.dtype)
     model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation=attention)
     size = {"r": sft.lora_rank, "lora_alpha": sft.lora_alpha, "lora_dropout": sft.lora_dropout}
@@ -157,7 +157,7 @@ def _arguments(config: Config, checkpoints: Path) -> SFTConfig:
         warmup_ratio=sft.warmup_share,
         gradient_checkpointing=sft.gradient_checkpointing,
         bf16=sft.dtype == "bfloat16",
-        use_cpu=config.profile == "cpu",
+        use_cpu=config.device == "cpu",
         eval_strategy="steps",
         eval_steps=sft.eval_steps,
         save_strategy="steps",
@@ -173,7 +173,7 @@ def _arguments(config: Config, checkpoints: Path) -> SFTConfig:
         seed=config.seed,
         report_to="none",  # MetricsLog reports
         disable_tqdm=True,
-        dataloader_pin_memory=config.profile == "gpu",
+        dataloader_pin_memory=config.device == "gpu",
     )
 
 

@@ -209,7 +209,10 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
             "GLOO_SOCKET_IFNAME": "lo",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
         }
-    if config.profile == "cpu":
+    if config.device == "gpu":
+        # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU; this way no driver is touched.
+        environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    if config.device == "cpu":
         cores = sorted(os.sched_getaffinity(0))
         environment |= {
             cpu_backend.SWITCH: "1",

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from shared.cli.command_line import add_profile
-from shared.config.device import default_profile
+from shared.config.device import default_profile, device_of
 
 PARTS = ("lint", "types", "fast", "slow")
 
@@ -25,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
 
 def check(root: Path, args: argparse.Namespace) -> int:
     """Run the checks of the repository at `root` that the options name; stop at the first failure, return its status."""
-    gpu = [] if (args.profile or default_profile()) == "gpu" else ["not gpu"]
+    gpu = [] if device_of(args.profile or default_profile()) == "gpu" else ["not gpu"]
     speed = {"fast": ["not slow"], "slow": ["slow"]}.get("fast" if args.fast else args.part, [])
     # Slow tests of the group "servers" use all cores themselves, but not all the time.
     workers = ["--numprocesses=auto", "--dist=worksteal"] if speed == ["not slow"] else ["-n2", "--dist=loadgroup"]

@@ -45,7 +45,9 @@ def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
 
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Add --profile."""
-    parser.add_argument("--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu")
+    parser.add_argument(
+        "--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu; gpu24: one 24 GB card"
+    )
 
 
 def resolve(args: argparse.Namespace) -> tuple[Config, RunDirectory]:

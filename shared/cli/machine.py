@@ -9,36 +9,27 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from shared.config.device import Gpu, device_of, find_gpus
 from shared.errors import UserError
 
 OLDEST_DRIVER = 580  # that runs CUDA 13, the toolkit in requirements/gpu.txt
 _BFLOAT16 = 8.0  # compute capability from which a GPU computes in bfloat16, the dtype of training and serving
-_BLACKWELL = 10  # major compute capability for which vLLM chooses FlashInfer's attention
 _RAY_CORES = 4  # the trainer's actors reserve a core each
-_MAIN_GIB = {"cpu": 14.0, "gpu": 28.0}  # of a whole run of the profile's own model; CPU measured, GPU computed
+_MAIN_GIB = {"cpu": 14.0, "gpu": 28.0}  # of a whole run of the own model; CPU measured, GPU computed
+_CARD_GIB = {
+    "gpu": 38.0,
+    "gpu24": 22.0,
+}  # of GPU memory for the profile's own model, as `stage2_grpo budget` computes it
 _OTHERS_GIB = 2.0  # of GPU memory that a desktop may take
-_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
 
 
 class Drawback(UserError):
     """A problem with which a run works, but worse than it could."""
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """One card as the driver reports it; None where it reports nothing, as for memory that CPU and GPU share."""
-
-    name: str
-    gib: float | None
-    free_gib: float | None
-    driver: int | None  # major version
-    capability: float | None  # compute capability, e.g. 8.9
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,6 @@ class Machine:
     free_gib: float  # of main memory
     compiler: bool
     python_header: bool
-    nvcc: bool
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,6 @@ def look(root: Path = Path("/")) -> Machine:
         free_gib=free / 2**30,
         compiler=any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))),
         python_header=Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists(),
-        nvcc=shutil.which("nvcc") is not None,
     )
 
 
@@ -87,39 +76,6 @@ def _numbers(file: Path) -> list[int]:
     """The numbers in a file of the container's control group; none without a limit."""
     text = file.read_text(encoding="utf-8") if file.exists() else "max"
     return [] if text.startswith("max") else [int(number) for number in re.findall(r"\b\d+\b", text)]
-
-
-def find_gpus() -> list[Gpu]:
-    """The visible cards that nvidia-smi lists; none without a driver."""
-    program = shutil.which("nvidia-smi") or "/usr/lib/wsl/lib/nvidia-smi"
-    for fields in (_FIELDS, _FIELDS[:-1]):  # drivers before 510 do not know the last one
-        query = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        try:
-            result = subprocess.run(query, capture_output=True, text=True, timeout=30)
-        except (OSError, subprocess.TimeoutExpired):
-            return []
-        if result.returncode == 0:
-            return read_gpus(result.stdout, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    return []
-
-
-def read_gpus(text: str, visible: str | None = None) -> list[Gpu]:
-    """nvidia-smi's lines of `_FIELDS`, chosen and ordered by CUDA_VISIBLE_DEVICES (indices, or beginnings of uuids)."""
-    gpus: dict[tuple[str, str], Gpu] = {}
-    for line in text.splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) >= len(_FIELDS) - 1:
-            numbers = [re.match(r"\d+(\.\d+)?", part) for part in (*parts[3:], "")]  # "[N/A]" is none
-            total, free, driver, capability = (float(found.group()) if found else None for found in numbers[:4])
-            gpus[parts[0], parts[1]] = Gpu(
-                parts[2], total and total / 1024, free and free / 1024, int(driver) if driver else None, capability
-            )
-    if visible is None:
-        return [*gpus.values()]
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    if any(name.startswith("MIG") for name in names):  # slices of cards, which nvidia-smi does not list
-        return [*gpus.values()][: len(names)]
-    return [gpu for name in names for (index, uuid), gpu in gpus.items() if index == name or uuid.startswith(name)]
 
 
 def check_gpus(machine: Machine, needs: Needs) -> str:
@@ -144,14 +100,21 @@ def check_gpus(machine: Machine, needs: Needs) -> str:
     return f"{len(gpus)} x {gpus[0].name}, driver {gpus[0].driver}" if gpus else "those of the Ray cluster"
 
 
-def check_attention(machine: Machine, needs: Needs) -> None:
-    """Where vLLM chooses FlashInfer's attention, the compiler of its kernels is there."""
-    blackwell = [gpu.name for gpu in machine.gpus[: needs.gpus] if int(gpu.capability or 0) == _BLACKWELL]
-    if blackwell and not machine.nvcc:
-        raise Drawback(
-            f"On {blackwell[0]} vLLM chooses FlashInfer's attention, whose kernels may have to be compiled, and nvcc "
-            "is not on PATH; install the CUDA 13 toolkit and put its bin folder on PATH."
-        )
+def fitting_profile(gpu: Gpu) -> str | None:
+    """The profile whose own model fits a card; None if none does."""
+    return next((profile for profile, least in _CARD_GIB.items() if gpu.gib is None or gpu.gib >= least), None)
+
+
+def check_gpu_memory(machine: Machine, needs: Needs) -> None:
+    """The cards are large enough for the profile's own model; the doctor computes it for the model at hand."""
+    for gpu in machine.gpus[: needs.gpus]:
+        if gpu.gib is not None and gpu.gib < _CARD_GIB[needs.profile]:
+            smaller = "use --profile gpu24 with a smaller model (--set model=Qwen/Qwen2.5-Coder-0.5B-Instruct)"
+            fitting = fitting_profile(gpu)
+            raise Drawback(
+                f"{gpu.name} has {gpu.gib:.0f} GiB of memory, and profile {needs.profile} needs {_CARD_GIB[needs.profile]:.0f} "
+                f"GiB for its own model, so a run would end out of memory; {f'use --profile {fitting}' if fitting else smaller}."
+            )
 
 
 def check_compiler(machine: Machine, needs: Needs) -> None:
@@ -190,10 +153,10 @@ def check_free_gpu(machine: Machine, needs: Needs) -> None:
 
 def check_main_memory(machine: Machine, needs: Needs) -> str:
     """Main memory for all processes of a run."""
-    needed = needs.main_gib or _MAIN_GIB[needs.profile]
+    needed = needs.main_gib or _MAIN_GIB[device_of(needs.profile)]
     if machine.free_gib < needed:
         lower = "lower grpo.micro_batch_size or vllm.cpu_kv_cache_gib"
-        if needs.profile == "gpu":
+        if device_of(needs.profile) == "gpu":
             lower = "keep the weights on the GPU (grpo.param_offload=false)"
         raise Drawback(
             f"{machine.free_gib:.1f} GiB of main memory are free and a run takes about {needed:.1f} GiB, so the kernel "
@@ -204,7 +167,7 @@ def check_main_memory(machine: Machine, needs: Needs) -> str:
 
 CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
     "gpu": check_gpus,
-    "attention": check_attention,
+    "gpu memory": check_gpu_memory,
     "compiler": check_compiler,
     "cores": check_cores,
     "free gpu": check_free_gpu,
@@ -214,7 +177,7 @@ CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
 
 def check(name: str, machine: Machine, needs: Needs) -> str | None:
     """What one check says when all is well; on a CPU only main memory matters. Raises UserError, also as a Drawback."""
-    return CHECKS[name](machine, needs) if needs.profile == "gpu" or name == "memory" else None
+    return CHECKS[name](machine, needs) if device_of(needs.profile) == "gpu" or name == "memory" else None
 
 
 def refuse(machine: Machine, needs: Needs, *, only_warn: bool = False) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from shared.config.device import PROFILES
 from shared.config.load import SHIPPED, load_config
 from shared.config.schema import Config, PartOf, Section
 
@@ -18,11 +19,11 @@ _HEAD = """# Settings
 
 <!-- Written by `python -m shared.config` from shared/config/schema.py and pipeline.yaml; edit those. -->
 
-Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu` or `cpu`), then
-`--set section.key=value`. A dash under `cpu` means that the profile does not change the value. **Redoes** names the stages
-that run again when the setting changes; a setting without any affects how a stage works, not its result.
+Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu`, `gpu24` or `cpu`), then
+`--set section.key=value`. A dash under `gpu24` or `cpu` means that the profile does not change the value. **Redoes** names the
+stages that run again when the setting changes; a setting without any affects how a stage works, not its result.
 """
-_TABLE = "| Setting | gpu | cpu | Allowed | Meaning | Redoes |\n|---|---|---|---|---|---|"
+_TABLE = f"| Setting | {' | '.join(PROFILES)} | Allowed | Meaning | Redoes |\n|{'---|' * (len(PROFILES) + 4)}"
 
 
 def main() -> None:
@@ -51,13 +52,13 @@ def with_comments(text: str) -> str:
 
 def reference() -> str:
     """docs/settings.md as it should read."""
-    gpu, cpu = (load_config(SHIPPED, profile).model_dump() for profile in ("gpu", "cpu"))
+    values = [load_config(SHIPPED, profile).model_dump() for profile in PROFILES]  # the first is the top level
     own = {name: field for name, field in Config.model_fields.items() if name not in _sections() and name != "profile"}
-    parts = [_HEAD, _TABLE, *_rows(own, gpu, cpu, "", PartOf())]
+    parts = [_HEAD, _TABLE, *_rows(own, values, "", PartOf())]
     for name, field in _sections().items():
         inherited = next((mark for mark in field.metadata if isinstance(mark, PartOf)), PartOf())
         parts += ["", f"## {name}", "", field.annotation.__doc__, "", _TABLE]
-        parts += _rows(field.annotation.model_fields, gpu[name], cpu[name], f"{name}.", inherited)
+        parts += _rows(field.annotation.model_fields, [each[name] for each in values], f"{name}.", inherited)
     return "\n".join(parts) + "\n"
 
 
@@ -71,13 +72,14 @@ def _sections() -> dict[str, Any]:
 
 
 def _rows(
-    fields: Mapping[str, FieldInfo], gpu: Mapping[str, Any], cpu: Mapping[str, Any], prefix: str, inherited: PartOf
+    fields: Mapping[str, FieldInfo], values: Sequence[Mapping[str, Any]], prefix: str, inherited: PartOf
 ) -> Iterator[str]:
     for name, field in fields.items():
         stages = next((mark for mark in field.metadata if isinstance(mark, PartOf)), inherited).stages
-        other = "–" if cpu[name] == gpu[name] else f"`{_yaml(cpu[name])}`"
+        top, *others = [each[name] for each in values]
+        shown = [f"`{_yaml(top)}`", *("–" if other == top else f"`{_yaml(other)}`" for other in others)]
         meaning = (field.description or "").replace("|", "\\|")
-        yield f"| `{prefix}{name}` | `{_yaml(gpu[name])}` | {other} | {_allowed(field)} | {meaning} | {', '.join(stages)} |"
+        yield f"| `{prefix}{name}` | {' | '.join(shown)} | {_allowed(field)} | {meaning} | {', '.join(stages)} |"
 
 
 def _yaml(value: Any) -> str:

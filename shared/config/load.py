@@ -64,9 +64,7 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
     if not isinstance(profiles, Mapping) or not all(
         isinstance(changes, Mapping | None) for changes in profiles.values()
     ):
-        raise UserError(
-            f"Under `profiles` {path} must hold {' and '.join(PROFILES)}, each with sections as at the top."
-        )
+        raise UserError(f"Under `profiles` {path} must hold {', '.join(PROFILES)}, each with sections as at the top.")
     profile = profile or default_profile()
     for name in (profile, *profiles):
         if name not in PROFILES:

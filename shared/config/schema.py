@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
+from shared.config.device import device_of
 from shared.errors import UserError
 
 Stage = Literal["data", "teacher", "sft", "grpo", "evaluation"]
@@ -201,7 +202,7 @@ class GrpoConfig(Section):
     param_offload: bool = Field(description="weights wait in CPU memory while vLLM generates")
     optimizer_offload: bool = Field(description="the optimizer state waits there, too")
     gradient_checkpointing: bool = Field(description="recompute activations: less memory, slower")
-    weight_bucket_mb: Positive = Field(description="must hold the largest tensor (the embedding, in fp32)")
+    weight_bucket_mb: Positive = Field(description="must hold the largest tensor (the embedding, in bfloat16)")
     epochs: Positive = Field(le=1000, description="passes over the training questions")
     total_steps: int | None = Field(gt=0, description="null = all steps of all epochs")
     val_before_train: bool = Field(description="one validation before the first step")
@@ -400,7 +401,7 @@ class LoggingConfig(Section):
 class Config(Section):
     """All settings of one run."""
 
-    profile: Annotated[Literal["gpu", "cpu"], PartOf("grpo")] = Field(
+    profile: Annotated[Literal["gpu", "gpu24", "cpu"], PartOf("grpo")] = Field(
         description="the device that the values were resolved for"
     )
     model: Text = Field(description="hub id, local folder, or `smollm2-135m` (comes with the environment, no hub)")
@@ -419,6 +420,11 @@ class Config(Section):
     vllm: Annotated[VllmConfig, PartOf("grpo")]
     evaluate: Annotated[EvaluateConfig, PartOf("evaluation")]
     logging: LoggingConfig
+
+    @property
+    def device(self) -> str:
+        """`gpu` or `cpu`."""
+        return device_of(self.profile)
 
     @model_validator(mode="after")
     def _check_sections_together(self) -> Self:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from shared.config.device import attention_backend, find_gpus
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.processes.owned_process import OwnedProcess, free_port
@@ -66,9 +67,11 @@ def server_argv(model: Path, config: Config, port: int, *, served_as: str = "aut
         "--max-num-seqs": str(vllm.max_num_seqs),
         "--tool-call-parser": vllm.tool_call_parser,
     }
-    if config.profile == "gpu":
+    if config.device == "gpu":
         arguments["--tensor-parallel-size"] = str(vllm.tensor_parallel)
         arguments["--gpu-memory-utilization"] = str(vllm.gpu_memory_utilization)
+        if backend := attention_backend(find_gpus()):
+            arguments["--attention-backend"] = backend
     if vllm.num_gpu_blocks_override is not None:
         arguments["--num-gpu-blocks-override"] = str(vllm.num_gpu_blocks_override)
     flags = [
@@ -84,7 +87,7 @@ def server_environment(config: Config) -> dict[str, str]:
     """Environment of the server: offline (the model is a folder), and on a CPU all cores and a short start."""
     environment = {"VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
     environment["VLLM_LOGGING_LEVEL"] = "INFO"  # TRL silences vLLM for every process below one that imported it
-    if config.profile == "cpu":
+    if config.device == "cpu":
         cores = sorted(os.sched_getaffinity(0))
         environment["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))  # its own choice leaves one core idle
         environment["VLLM_CPU_KVCACHE_SPACE"] = str(config.vllm.cpu_kv_cache_gib)

@@ -20,8 +20,8 @@ from shared.models.shape import read_shape
 from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory, question_file
 from stage2_grpo.inputs import planned_model, refuse_missing_agent
-from stage2_grpo.preflight import experiment, installation
-from stage2_grpo.preflight.findings import EXIT_CODES, Case, Check, Finding, found
+from stage2_grpo.preflight import checks
+from stage2_grpo.preflight.checks import Case, Check, Finding, found
 from stage2_grpo.preflight.memory import GIB, main_memory
 from stage2_grpo.preflight.rehearsal import rehearse
 
@@ -38,19 +38,20 @@ def check_machine(name: str, case: Case) -> str | None:
     return machine.check(name, case.machine, needs)
 
 
+EXIT_CODES = {"ok": 0, "warning": 3, "error": 2}  # by the worst severity, the last; 1 is Python's own, for a bug
 QUICK: dict[str, Check] = {  # under three seconds together, no torch
-    "python": installation.check_python,
-    "packages": installation.check_packages,
-    "plugins": installation.check_plugins,
-    "checkpoint": experiment.check_checkpoint,  # before those that would only say that its weights cannot be read
-    "template": experiment.check_template,
+    "python": checks.check_python,
+    "packages": checks.check_packages,
+    "plugins": checks.check_plugins,
+    "checkpoint": checks.check_checkpoint,  # before those that would only say that its weights cannot be read
+    "template": checks.check_template,
     **{name: partial(check_machine, name) for name in machine.CHECKS},
-    "gpu memory": installation.check_gpu_memory,
-    "disk": installation.check_disk,
-    "proxy": installation.check_proxy,
-    "names": experiment.check_names,
-    "batches": experiment.check_batches,
-    "context": experiment.check_context,
+    "gpu memory": checks.check_gpu_memory,
+    "disk": checks.check_disk,
+    "proxy": checks.check_proxy,
+    "names": checks.check_names,
+    "batches": checks.check_batches,
+    "context": checks.check_context,
 }
 _OF_CHECKPOINT = ("checkpoint", "template", "context")
 _OF_MODEL = ("gpu memory", "disk", "names", *_OF_CHECKPOINT)
@@ -63,15 +64,15 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of lines")
     args = parser.parse_args(arguments)
     config, run = resolve(args)
-    checks = QUICK if args.quick else QUICK | {"rewards": experiment.check_rewards}
+    chosen = QUICK if args.quick else QUICK | {"rewards": checks.check_rewards}
     if args.dry_run:
-        print("\n".join([*checks, *([] if args.quick else ["rehearsal"])]))
+        print("\n".join([*chosen, *([] if args.quick else ["rehearsal"])]))
         return 0
     began, findings = time.monotonic(), list[Finding]()
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         case, missing = open_case(config, run)
         rehearsal = rehearse(case) if not args.quick and case.trained and case.train else ()
-        for finding in chain(missing, examine(case, checks), rehearsal):
+        for finding in chain(missing, examine(case, chosen), rehearsal):
             findings.append(finding)
             if not args.json:
                 print(finding, flush=True)
@@ -113,10 +114,10 @@ def open_case(config: Config, run: RunDirectory) -> tuple[Case, list[Finding]]:
     return case, missing
 
 
-def examine(case: Case, checks: Mapping[str, Check]) -> Iterator[Finding]:
+def examine(case: Case, chosen: Mapping[str, Check]) -> Iterator[Finding]:
     """The findings of all checks in order; what keeps several of them from looking is reported once."""
     said: set[str] = set()
-    for name, check in checks.items():
+    for name, check in chosen.items():
         if (case.model or name not in _OF_MODEL) and (case.trained or name not in _OF_CHECKPOINT):
             for finding in found(name, partial(check, case)):
                 if finding.what not in said:

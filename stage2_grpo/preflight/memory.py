@@ -1,10 +1,12 @@
-"""How much memory and disk a run takes: rollout server and trainer take turns on the same GPUs.
+"""How much memory and disk a run takes. Four moments decide whether a GPU is large enough:
 
-    while vLLM generates    weights (bf16) + workspace + KV cache, within vllm.gpu_memory_utilization of the card
-    while the trainer runs  weights (fp32) + a bf16 copy + gradient and optimizer + logits and activations of one pass
+    SFT trains        base model, adapter, activations of a batch of the longest traces
+    vLLM generates    its share of the card (vllm.gpu_memory_utilization) beside what the trainer leaves there
+    GRPO trains       float32 weights, copies of a few layers, adapter, logits and activations of the longest rows
+    weights are sent  float32 weights, a merged copy, and the server's weights
 
-KV cache and checkpoint sizes are exact, and the bytes per logit were counted in VERL's code path. The rest is
-estimated; no figure here has been measured on a GPU.
+Checkpoints and KV cache are exact. Bytes per logit and per activation, and the copies of the weights, are what torch
+allocates on a CPU (tests/stage2_grpo/preflight/test_measured_memory.py). No figure has been measured on a GPU.
 """
 
 from __future__ import annotations
@@ -13,16 +15,19 @@ from dataclasses import dataclass
 
 from shared.config.schema import Config
 from shared.models.shape import ModelShape
+from stage2_grpo.training.actor_engine import CHUNK
 
 GIB = 2**30
-CARDS = (16, 24, 40, 48, 80)  # GiB
+CARDS = {16: 15.0, 24: 22.5, 40: 39.4, 48: 44.9, 80: 79.2}  # GB in the name -> GiB that the smallest such card reports
+MADE_FOR = {"gpu": 80, "gpu24": 24, "cpu": 80}  # the card whose arithmetic is shown where no GPU is visible
 BLOCK_TOKENS = {"gpu": 16, "cpu": 128}  # of one KV-cache block in vLLM 0.20.2
+LOGIT_BYTES = 4  # of a trained token's logit: itself and its gradient, bfloat16
+CHUNK_BYTES = {False: 12, True: 18}  # of a logit in the chunk that is computed in float32; True: the entropy is trained
+LAYER_BYTES = (48, 14)  # of a token in a layer that is computed again, times (hidden size, intermediate size)
 _USABLE = 0.97  # of a card's memory; the driver keeps the rest
+_CONTEXT = 1.0 * GIB  # CUDA context and allocator slack of one process
 _SERVER_WORKSPACE = 1.5 * GIB  # CUDA context and the activations of vLLM's profiling pass
-_TRAINER_WORKSPACE = 2.0 * GIB  # CUDA context, allocator slack, what vLLM keeps in sleep mode
-_LOGIT_BYTES = 29  # alive at the peak for each logit: log-probabilities, entropy in fp32, and their gradients
-_FULL_LAYER = 16  # activations of a layer while it is recomputed, in units of the hidden size ...
-_FULL_MLP = 4  # ... and of the intermediate size, two bytes each
+_SFT_CHUNK = 256  # tokens whose logits TRL's chunked loss holds at a time
 _PROCESSES = 8 * GIB  # main memory of Ray, gateway, controller and all libraries, measured on a CPU
 _CUDA_PROCESSES = 6 * GIB  # what CUDA adds to those of trainer and server
 
@@ -32,37 +37,91 @@ class Fit:
     """What one card of `gib` GiB holds."""
 
     gib: float
-    cache_gib: float  # left for the KV cache while vLLM generates
-    cache_blocks: int  # of BLOCK_TOKENS tokens
+    cache_blocks: int  # KV-cache blocks of BLOCK_TOKENS tokens
     episodes: int  # of agent.context_tokens that the cache holds at once
-    pass_gib: float  # left for logits and activations while the trainer runs
-    pass_tokens: int  # that one forward and backward pass can take
-    rows: int  # whole training rows in a pass
-    fits: bool  # an episode can be played, and a pass takes grpo.micro_batch_size of the longest rows
+    moments: dict[str, dict[str, float]]  # moment -> what lies on the card -> GiB
+
+    @property
+    def usable(self) -> float:
+        """GiB that the driver leaves."""
+        return _USABLE * self.gib
+
+    @property
+    def fits(self) -> bool:
+        """Whether an episode can be played and no moment needs more than there is."""
+        return self.episodes >= 1 and all(self.needed(moment) <= self.usable for moment in self.moments)
+
+    def needed(self, moment: str) -> float:
+        """GiB of one moment."""
+        return sum(self.moments[moment].values())
 
 
 def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
-    """Both halves of a step on a card of `gib` GiB, with the settings as they are."""
-    grpo, server, usable = config.grpo, config.vllm, gib * _USABLE * GIB
-    cards = grpo.nodes * grpo.gpus_per_node
-    weights = 2 * shape.parameters / server.tensor_parallel
-    cache = max(0.0, server.gpu_memory_utilization * usable - weights - _SERVER_WORKSPACE)
+    """All moments of a run on a card of `gib` GiB, with the settings as they are and the longest texts that they allow."""
+    grpo, server, sft, context = config.grpo, config.vllm, config.sft, config.agent.context_tokens
+    cards, size, adapter = grpo.nodes * grpo.gpus_per_node, shape.parameters, trained_parameters(shape, config)
+    served = 2 * size / server.tensor_parallel
+    share = server.gpu_memory_utilization * _USABLE * gib * GIB
+    cache = max(0.0, share - served - _SERVER_WORKSPACE)
     blocks = int(cache // (BLOCK_TOKENS["gpu"] * shape.kv_bytes / server.tensor_parallel))
-    episodes = blocks // -(-config.agent.context_tokens // BLOCK_TOKENS["gpu"])
-    weights = (4 / cards + 2) * shape.parameters
-    optimizer = 12 * trained_parameters(shape, config) / cards  # gradient and two moments, fp32
-    room = max(0.0, usable - weights - optimizer - _TRAINER_WORKSPACE)
-    tokens = int(room // pass_bytes(shape, config))
-    rows = tokens // config.agent.context_tokens
-    fits = episodes >= 1 and rows >= grpo.micro_batch_size
-    return Fit(gib, cache / GIB, blocks, episodes, room / GIB, tokens, rows, fits)
+    embedding, layer = shape.vocabulary * shape.hidden, (size - shape.vocabulary * shape.hidden) / shape.layers
+    sft_adapter, rows = shape.adapter_parameters(sft.lora_rank), grpo.micro_batch_size * context
+    moments = {
+        "SFT trains": {
+            f"weights, {sft.dtype}": (2 if sft.dtype == "bfloat16" else 4) * size,
+            "adapter with gradient and moments, float32: 16 B a weight": 16 * sft_adapter,
+            **_activations(shape, sft.batch_size * context, recomputed=sft.gradient_checkpointing),
+            f"logits of {_SFT_CHUNK} tokens at a time": CHUNK_BYTES[False] * _SFT_CHUNK * shape.vocabulary,
+            "CUDA context": _CONTEXT,
+        },
+        "vLLM generates": {
+            "weights, bfloat16": served,
+            "CUDA context and workspace": _SERVER_WORKSPACE,
+            f"KV cache, {shape.kv_bytes} B a token": cache,
+            "trainer: CUDA context": _CONTEXT,
+            "trainer: weights (grpo.param_offload)": 0 if grpo.param_offload else 4 * size / cards,
+            "trainer: moments (grpo.optimizer_offload)": 0 if grpo.optimizer_offload else 8 * adapter / cards,
+        },
+        "GRPO trains": {
+            "weights, float32": 4 * size / cards,
+            "bfloat16 copies of the embedding and two layers": 2 * embedding + 4 * layer,
+            "gradient and moments, float32: 12 B a trained weight": 12 * adapter / cards,
+            **_activations(shape, rows, recomputed=grpo.gradient_checkpointing),
+            f"logits of {rows} trained tokens, {LOGIT_BYTES} B each": LOGIT_BYTES * shape.vocabulary * rows,
+            f"logits of {CHUNK} tokens at a time, float32": chunk_bytes(shape, config),
+            "CUDA contexts of trainer and server": 2 * _CONTEXT,
+        },
+        "weights are sent": {
+            "weights, float32": 4 * size / cards,
+            "merged copy, float32": 4 * (size + (embedding if shape.tied else 0)),
+            "server's weights, bfloat16": served,
+            "bucket (grpo.weight_bucket_mb)": 0 if grpo.param_offload else grpo.weight_bucket_mb * 2**20,
+            "CUDA contexts of trainer and server": 2 * _CONTEXT,
+        },
+    }
+    in_gib = {moment: {name: size / GIB for name, size in parts.items()} for moment, parts in moments.items()}
+    return Fit(gib, blocks, blocks // -(-context // BLOCK_TOKENS["gpu"]), in_gib)
 
 
-def pass_bytes(shape: ModelShape, config: Config) -> int:
-    """Bytes of logits and activations for each token of a pass."""
-    layer = 2 * (_FULL_LAYER * shape.hidden + _FULL_MLP * shape.intermediate)
-    kept = 2 * shape.hidden * shape.layers + layer if config.grpo.gradient_checkpointing else layer * shape.layers
-    return _LOGIT_BYTES * shape.vocabulary + kept
+def _activations(shape: ModelShape, tokens: int, *, recomputed: bool) -> dict[str, float]:
+    """Bytes that the layers keep for `tokens` tokens of a pass until its backward half."""
+    layer = tokens * layer_bytes(shape)
+    if not recomputed:
+        return {f"activations of {tokens} tokens, {shape.layers} layers": layer * shape.layers}
+    return {
+        f"inputs of {shape.layers} layers, {tokens} tokens": 2 * shape.hidden * shape.layers * tokens,
+        f"one layer computed again, {layer_bytes(shape)} B a token": layer,
+    }
+
+
+def layer_bytes(shape: ModelShape) -> int:
+    """Bytes of activations and their gradients that one layer holds for one token."""
+    return LAYER_BYTES[0] * shape.hidden + LAYER_BYTES[1] * shape.intermediate
+
+
+def chunk_bytes(shape: ModelShape, config: Config) -> int:
+    """Bytes of the chunk of logits that actor_engine.py computes in float32."""
+    return CHUNK_BYTES[config.grpo.entropy_coeff != 0] * CHUNK * shape.vocabulary
 
 
 def trained_parameters(shape: ModelShape, config: Config) -> int:
@@ -73,10 +132,11 @@ def trained_parameters(shape: ModelShape, config: Config) -> int:
 def main_memory(shape: ModelShape, config: Config) -> float:
     """Bytes of main memory that all processes of a run take together."""
     grpo = config.grpo
-    if config.profile == "cpu":  # weights, their copies and the pass of the trainer, and the server's cache
-        usual = grpo.micro_batch_size * config.agent.context_tokens / 2  # tokens; few episodes fill their context
-        cache = config.vllm.cpu_kv_cache_gib * GIB
-        return _PROCESSES + 10 * shape.parameters + cache + usual * pass_bytes(shape, config)
+    if config.device == "cpu":  # weights, their copies and the pass of the trainer, and the server's cache
+        usual = grpo.micro_batch_size * config.agent.context_tokens // 2  # tokens; few episodes fill their context
+        activations = sum(_activations(shape, usual, recomputed=grpo.gradient_checkpointing).values())
+        logits = LOGIT_BYTES * shape.vocabulary * usual + chunk_bytes(shape, config)
+        return _PROCESSES + 10 * shape.parameters + config.vllm.cpu_kv_cache_gib * GIB + activations + logits
     copies = 4 * shape.parameters * (2 if grpo.param_offload else 1)  # loaded in fp32, and offloaded
     moments = 8 * trained_parameters(shape, config) if grpo.optimizer_offload else 0
     return _PROCESSES + _CUDA_PROCESSES + grpo.gpus_per_node * copies + moments

@@ -25,7 +25,7 @@ from shared.models.tokenizer import Tokenizer
 from shared.processes.vllm_server import vllm_server
 from shared.records import ToolCall, read_episodes
 from shared.tool_calls import render_turn
-from stage2_grpo.preflight.findings import Case, Finding, found
+from stage2_grpo.preflight.checks import Case, Finding, found
 from stage2_grpo.services import Rollouts, gateway_and_controller, register
 from stage2_grpo.training.verl_config import TrainerPaths, compose
 

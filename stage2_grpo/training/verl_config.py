@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shared.config.device import attention_backend, find_gpus
 from shared.config.schema import Config
 from shared.errors import UserError
 from stage2_grpo.training.worker_setup import HOOK
@@ -123,7 +124,7 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
 
 
 def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
-    grpo, vllm, on_gpu = config.grpo, config.vllm, config.profile == "gpu"
+    grpo, vllm, on_gpu = config.grpo, config.vllm, config.device == "gpu"
     loss_mode, loss_agg_mode = _LOSSES[grpo.loss_average]
     return {
         "model": {
@@ -174,7 +175,7 @@ def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
 
 def additions(config: Config) -> dict[str, Any]:
     """Keys that VERL, vLLM or Ray read without declaring them."""
-    grpo, on_cpu = config.grpo, config.profile == "cpu"
+    grpo, on_cpu = config.grpo, config.device == "cpu"
     engine, ray = "actor_rollout_ref.rollout.engine_kwargs.vllm", "ray_kwargs.ray_init"
     added: dict[str, Any] = {
         # The default needs flash_attn. On a CPU, sdpa's backward pass is slower than that of plain matrix products.
@@ -183,6 +184,8 @@ def additions(config: Config) -> dict[str, Any]:
         f"{engine}.tool_call_parser": config.vllm.tool_call_parser,
         "agentlightning.local.env_map.FIRSTCALL_QUESTION": "input",
     }
+    if not on_cpu and (backend := attention_backend(find_gpus())):
+        added[f"{engine}.attention_backend"] = backend
     if config.vllm.num_gpu_blocks_override is not None:
         added[f"{engine}.num_gpu_blocks_override"] = config.vllm.num_gpu_blocks_override
     if on_cpu:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from shared.cli import machine
-from shared.cli.machine import CHECKS, Drawback, Gpu, Machine, Needs, read_gpus
-from shared.config.device import default_profile
+from shared.cli.machine import CHECKS, Drawback, Machine, Needs
+from shared.config.device import Gpu, attention_backend, default_profile, keep_one_gpu, read_gpus
 from shared.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 A100 = "0, GPU-aaaa, NVIDIA A100-SXM4-80GB, 81920, 81000, 580.65.06, 8.0\n"
 T4 = "1, GPU-bbbb, Tesla T4, 15360, 15000, 580.65.06, 7.5\n"
-WELL = Machine(tuple(read_gpus(A100)), True, cores=16, free_gib=200.0, compiler=True, python_header=True, nvcc=False)
+L4 = "0, GPU-cccc, NVIDIA L4, 23034, 22500, 580.65.06, 8.9\n"
+B200 = "0, GPU-dddd, NVIDIA B200, 183359, 183000, 580.65.06, 10.0\n"
+WELL = Machine(tuple(read_gpus(A100)), True, cores=16, free_gib=200.0, compiler=True, python_header=True)
 
 
 def smi(text: str) -> tuple[Gpu, ...]:
@@ -28,10 +31,12 @@ PLANTED = {
     "a container without its GPU": ({"gpus": ()}, "gpu", "container with `--gpus all`"),
     "an old driver": ({"gpus": smi(A100.replace("580.65", "535.10"))}, "gpu", "driver 535 is too old.*driver 580"),
     "a driver that knows no compute_cap": (
-        {"gpus": smi("0, GPU-a, Tesla V100, 32510, 32000, 470.82.01\n")}, "gpu", "driver 470 is too old"),
-    "no bfloat16": ({"gpus": smi(T4)}, "gpu", "Tesla T4 has compute capability 7.5"),
-    "Blackwell without nvcc": (
-        {"gpus": smi("0, GPU-a, NVIDIA B200, 183359, 183000, 580.65, 10.0\n")}, "attention", "B200 .*FlashInfer.*nvcc"),
+        {"gpus": smi("0, GPU-a, Tesla V100, 40960, 40000, 470.82.01\n")}, "gpu", "driver 470 is too old"),
+    "no bfloat16": (
+        {"gpus": smi(A100.replace("8.0", "7.5"))}, "gpu", "A100.* has compute capability 7.5, and bfloat16.*--profile cpu"),
+    "a 24 GB card": ({"gpus": smi(L4)}, "gpu memory", "NVIDIA L4 has 22 GiB .* needs 38 GiB.*use --profile gpu24"),
+    "a 16 GB card": (
+        {"gpus": smi(L4.replace("23034", "16376"))}, "gpu memory", "has 16 GiB .*gpu24 with a smaller model"),
     "no C compiler": ({"compiler": False}, "compiler", "no C compiler.*apt install gcc"),
     "no Python.h": ({"python_header": False}, "compiler", r"Python\.h is missing.*python3\.12-dev"),
     "three cores": ({"cores": 3}, "cores", "3 CPU cores.*wait for ever"),
@@ -62,7 +67,7 @@ def test_a_planted_fault_is_one_sentence_with_its_fix(fault: str, capsys: pytest
 def test_a_good_machine_passes_and_a_laptop_needs_only_memory() -> None:
     assert machine.check("gpu", WELL, Needs("gpu")) == "1 x NVIDIA A100-SXM4-80GB, driver 580"
     machine.refuse(WELL, Needs("gpu"))
-    machine.refuse(Machine((), False, 1, 15.0, False, False, False), Needs("cpu"))
+    machine.refuse(Machine((), False, 1, 15.0, False, False), Needs("cpu"))
     machine.refuse(dataclasses.replace(WELL, gpus=(), cores=2), Needs("gpu", gpus=0))  # those of a Ray cluster
     machine.refuse(dataclasses.replace(WELL, python_header=False), Needs("gpu", before_setup=True))
 
@@ -88,6 +93,25 @@ def test_the_drivers_answer_is_read_with_what_it_does_not_know() -> None:
 )
 def test_only_visible_gpus_count(visible: str | None, names: list[str]) -> None:
     assert [gpu.name for gpu in read_gpus(A100 + T4, visible)] == names
+
+
+def test_blackwell_without_a_compiler_for_flashinfer_gets_another_attention(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert [attention_backend(smi(text)) for text in (A100, L4, B200)] == [None, None, "TRITON_ATTN"]
+    (tmp_path / "nvcc").write_text("")
+    (tmp_path / "nvcc").chmod(0o755)
+    assert attention_backend(smi(B200)) is None
+
+
+@pytest.mark.parametrize(("visible", "left"), [(None, "0"), ("2,3", "2"), ("GPU-aa,GPU-bb", "GPU-aa"), ("", "")])
+def test_stage_1_keeps_the_first_visible_gpu(visible: str | None, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    keep_one_gpu()
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == left
 
 
 def test_the_limits_of_a_container_count(tmp_path: Path) -> None:

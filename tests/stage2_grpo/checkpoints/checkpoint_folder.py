@@ -12,7 +12,7 @@ from shared.config.load import load_config
 from shared.models.folder import TEMPLATE_FILE, tool_template
 from shared.records import Question
 from shared.runs.manifest import RunDirectory
-from stage2_grpo.preflight.findings import Case
+from stage2_grpo.preflight.checks import Case
 from tests.shared.examples import insurance_file, tokenizer_folder
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from shared.cli.machine import Gpu, Machine
+from shared.cli.machine import Machine
+from shared.config.device import Gpu
 from shared.errors import UserError
 from shared.models.folder import TEMPLATE_FILE
 from shared.records import write_jsonl
 from shared.runs.manifest import finish_stage, read_object, write_json
-from stage2_grpo.preflight import doctor, experiment, installation
-from stage2_grpo.preflight.findings import Case, Finding, found
+from stage2_grpo.preflight import checks, doctor
+from stage2_grpo.preflight.checks import Case, Finding, found
 from tests.stage2_grpo.checkpoints import checkpoint_folder
 from tests.stage2_grpo.checkpoints.checkpoint_folder import healthy_case
 
@@ -88,89 +89,92 @@ def with_gold(case: Case, sql: str) -> Case:
     return dataclasses.replace(case, train=(dataclasses.replace(first, gold_sql=sql), *others))
 
 
-def on_gpu(case: Case, gib: float, **machine: object) -> Case:
+def on_gpu(case: Case, gib: float, *overrides: str) -> Case:
     """A case of the GPU profile on a machine with one card."""
-    here: Machine = dataclasses.replace(case.machine, gpus=(dataclasses.replace(CARD, gib=gib),), **machine)  # type: ignore[arg-type]
-    return dataclasses.replace(with_settings(case, profile="gpu"), machine=here)
+    here: Machine = dataclasses.replace(case.machine, gpus=(dataclasses.replace(CARD, gib=gib),))
+    return dataclasses.replace(with_settings(case, *overrides, profile="gpu"), machine=here)
 
 
 FAULTS: dict[str, tuple[Callable[[Case], object], str, str]] = {
-    "an older Python": (lambda case: installation.check_python(case, (3, 11)), "error", "3.11"),
+    "an older Python": (lambda case: checks.check_python(case, (3, 11)), "error", "3.11"),
     "another VERL": (
-        lambda case: installation.check_packages(case, installed(verl="0.9.1")), "error", "verl 0.9.1,.*pins 0.8.0"),
+        lambda case: checks.check_packages(case, installed(verl="0.9.1")), "error", "verl 0.9.1,.*pins 0.8.0"),
     "no Agent Lightning": (
-        lambda case: installation.check_packages(case, installed(agentlightning=None)), "error", "agentlightning is missing"),
-    "numpy 1": (lambda case: installation.check_packages(case, installed(numpy="1.26.4")), "error", "numpy 1.26.4"),
+        lambda case: checks.check_packages(case, installed(agentlightning=None)), "error", "agentlightning is missing"),
+    "numpy 1": (lambda case: checks.check_packages(case, installed(numpy="1.26.4")), "error", "numpy 1.26.4"),
     "another dependency": (
-        lambda case: installation.check_packages(case, installed(aiohttp="3.9.0")), "warning", "aiohttp 3.9.0"),
+        lambda case: checks.check_packages(case, installed(aiohttp="3.9.0")), "warning", "aiohttp 3.9.0"),
     "both builds of vLLM": (
-        lambda case: installation.check_packages(case, installed(vllm="0.20.2")), "error", "vllm 0.20.2 is installed beside"),
+        lambda case: checks.check_packages(case, installed(vllm="0.20.2")), "error", "vllm 0.20.2 is installed beside"),
     "plugins shut out": (
-        lambda case: installation.check_plugins(case, {"VLLM_PLUGINS": "other"}), "error", "qwen25_coder"),
+        lambda case: checks.check_plugins(case, {"VLLM_PLUGINS": "other"}), "error", "qwen25_coder"),
     "plugins of an older version": (
-        lambda case: installation.check_plugins(dataclasses.replace(case, root=case.run.path)), "error", "not registered"),
-    "a GPU for no episode": (lambda case: installation.check_gpu_memory(on_gpu(case, 2.0)), "error", "holds no episode"),
-    "a small disk": (lambda case: installation.check_disk(case, 1000), "error", "2 checkpoints"),
+        lambda case: checks.check_plugins(dataclasses.replace(case, root=case.run.path)), "error", "not registered"),
+    "a GPU for no episode": (lambda case: checks.check_gpu_memory(on_gpu(case, 2.0)), "error", "holds no episode"),
+    "a GPU for no training": (
+        lambda case: checks.check_gpu_memory(on_gpu(case, 6.0, "vllm.gpu_memory_utilization=0.95")),
+        "warning", "6.5 GiB are needed while vLLM generates .*out of memory.*; lower vllm.gpu_memory_utilization"),
+    "a small disk": (lambda case: checks.check_disk(case, 1000), "error", "2 checkpoints"),
     "little memory": (
         lambda case: doctor.check_machine(
             "memory", dataclasses.replace(case, machine=dataclasses.replace(case.machine, free_gib=0.9))),
         "warning", "0.9 GiB"),
-    "an adapter": (lambda case: experiment.check_checkpoint(an_adapter(case)), "error", "LoRA adapter"),
+    "an adapter": (lambda case: checks.check_checkpoint(an_adapter(case)), "error", "LoRA adapter"),
     "an adapter inside the weights": (
-        lambda case: experiment.check_checkpoint(with_model(case, "wrapped", prefix="base_model.model.")),
+        lambda case: checks.check_checkpoint(with_model(case, "wrapped", prefix="base_model.model.")),
         "error", "still hold an adapter"),
-    "half a weight file": (lambda case: experiment.check_checkpoint(without_weights_tail(case)), "error", "is damaged"),
+    "half a weight file": (lambda case: checks.check_checkpoint(without_weights_tail(case)), "error", "is damaged"),
     "a merge that changed nothing": (
-        lambda case: experiment.check_checkpoint(same_as_base(case)), "error", "the weights of its base model"),
+        lambda case: checks.check_checkpoint(same_as_base(case)), "error", "the weights of its base model"),
     "a template without tools": (
-        lambda case: experiment.check_template(with_template(case, lambda text: text.replace("if tools", "if false"))),
+        lambda case: checks.check_template(with_template(case, lambda text: text.replace("if tools", "if false"))),
         "error", "does not hold 'search_schema'"),
     "calls in another form": (
-        lambda case: experiment.check_template(with_template(case, lambda text: text.replace("<tool_call>", "<call>"))),
+        lambda case: checks.check_template(with_template(case, lambda text: text.replace("<tool_call>", "<call>"))),
         "error", "does not write a call"),
     "prompts that do not grow": (
-        lambda case: experiment.check_template(with_template(case, lambda text: "{{- messages | length }}" + text)),
+        lambda case: checks.check_template(with_template(case, lambda text: "{{- messages | length }}" + text)),
         "warning", "later turn"),
     "turns without an end": (
-        lambda case: experiment.check_template(
+        lambda case: checks.check_template(
             with_template(case, lambda text: text.replace("<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'", "\\n' }}\n    {%- elif message.role == 'tool'"))),
         "warning", "does not end a turn"),
     "the eos token of a base model": (
-        lambda case: experiment.check_template(with_eos(case, "generation_config.json", [5, 7])),
+        lambda case: checks.check_template(with_eos(case, "generation_config.json", [5, 7])),
         "warning", r"generation_config\.json names the eos token id \[5, 7\]"),
     "a broken template": (
-        lambda case: experiment.check_template(with_template(case, lambda text: text + "{% if %}")),
+        lambda case: checks.check_template(with_template(case, lambda text: text + "{% if %}")),
         "error", "cannot be compiled"),
     "no template": (
-        lambda case: experiment.check_template(with_template(case, lambda text: "")), "error", "no chat template"),
+        lambda case: checks.check_template(with_template(case, lambda text: "")), "error", "no chat template"),
     "a name that Hydra changes": (
-        lambda case: experiment.check_names(with_model(case, "it's")), "error", "holds \"'\""),
+        lambda case: checks.check_names(with_model(case, "it's")), "error", "holds \"'\""),
     "a small weight bucket": (
-        lambda case: experiment.check_names(with_model(with_settings(case, "grpo.weight_bucket_mb=1"), "wide", width=2048)),
+        lambda case: checks.check_names(with_model(with_settings(case, "grpo.weight_bucket_mb=1"), "wide", width=2048)),
         "error", "largest tensor"),
     "a floor that skips steps": (
-        lambda case: experiment.check_batches(with_settings(case, "grpo.mini_batch_size=2")), "error", "skips the whole step"),
+        lambda case: checks.check_batches(with_settings(case, "grpo.mini_batch_size=2")), "error", "skips the whole step"),
     "a floor that drops rows": (
-        lambda case: experiment.check_batches(
+        lambda case: checks.check_batches(
             with_settings(case, "grpo.train_batch_size=5", "grpo.mini_batch_size=2")), "warning", "4 of 20 episodes"),
     "GPUs that do not divide a batch": (
-        lambda case: experiment.check_batches(with_settings(case, "grpo.gpus_per_node=3", "grpo.micro_batch_size=1")),
+        lambda case: checks.check_batches(with_settings(case, "grpo.gpus_per_node=3", "grpo.micro_batch_size=1")),
         "error", "do not divide"),
     "too few questions": (
-        lambda case: experiment.check_batches(dataclasses.replace(case, train=case.train[:2])), "error", "do not fill"),
+        lambda case: checks.check_batches(dataclasses.replace(case, train=case.train[:2])), "error", "do not fill"),
     "no checkpoint on the way": (
-        lambda case: experiment.check_batches(with_settings(case, "grpo.save_every=9")), "warning", "save_every"),
+        lambda case: checks.check_batches(with_settings(case, "grpo.save_every=9")), "warning", "save_every"),
     "prompts too long": (
-        lambda case: experiment.check_context(with_settings(case, "agent.context_tokens=64")), "error", "12 of 12"),
+        lambda case: checks.check_context(with_settings(case, "agent.context_tokens=64")), "error", "12 of 12"),
     "a context for no turn": (
-        lambda case: experiment.check_context(
+        lambda case: checks.check_context(
             with_settings(case, "agent.max_turn_tokens=4000")), "warning", "max_turn_tokens"),
     "more context than the model has": (
-        lambda case: experiment.check_context(with_settings(case, "agent.context_tokens=9000")), "error", "built for 8192"),
+        lambda case: checks.check_context(with_settings(case, "agent.context_tokens=9000")), "error", "built for 8192"),
     "a gold by chance": (
-        lambda case: experiment.check_rewards(with_gold(case, "SELECT random() FROM claims")), "error", "time or chance"),
+        lambda case: checks.check_rewards(with_gold(case, "SELECT random() FROM claims")), "error", "time or chance"),
     "a failing gold": (
-        lambda case: experiment.check_rewards(with_gold(case, "SELECT nothing FROM nowhere")), "error", "cannot be run"),
+        lambda case: checks.check_rewards(with_gold(case, "SELECT nothing FROM nowhere")), "error", "cannot be run"),
 }  # fmt: skip
 
 
@@ -184,12 +188,12 @@ def test_a_planted_fault_is_found(fault: str, case: Case) -> None:
 
 
 def test_a_healthy_case_passes_every_check(case: Case) -> None:
-    checks = doctor.QUICK | {"rewards": experiment.check_rewards}
-    findings = [*doctor.examine(case, checks)]
+    chosen = doctor.QUICK | {"rewards": checks.check_rewards}
+    findings = [*doctor.examine(case, chosen)]
     here = ("packages", "memory", "disk")  # of the machine that runs the test
     assert [f.what for f in findings if f.severity != "ok" and f.check not in here] == []
     of_gpus = {*doctor.machine.CHECKS, "gpu memory"} - {"memory"}
-    assert {finding.check for finding in findings} == checks.keys() - of_gpus
+    assert {finding.check for finding in findings} == chosen.keys() - of_gpus
 
 
 def test_a_finding_says_how_long_it_took() -> None:
@@ -208,9 +212,9 @@ def test_a_proxy_before_the_loopback_address_is_found(case: Case, monkeypatch: p
     monkeypatch.setenv("http_proxy", "http://proxy.example:3128")
     monkeypatch.setenv("no_proxy", "example.org")
     with pytest.raises(UserError, match=r"proxy\.example:3128"):
-        installation.check_proxy(case)
+        checks.check_proxy(case)
     monkeypatch.setenv("no_proxy", "127.0.0.1,localhost")
-    assert installation.check_proxy(case)
+    assert checks.check_proxy(case)
 
 
 def options(case: Case) -> list[str]:
@@ -266,8 +270,8 @@ def test_the_checkpoint_of_another_run_or_model_is_not_examined(
     for more in ([], ["--set", "model=Some/Model"], ["--set", f"model={base}"], ["--run-name", "new"]):
         doctor.main([*line, *more])
         report = json.loads(capsys.readouterr().out)
-        checks = {row["check"]: row["what"] for row in report["findings"]}
-        examined.append((report["model"], "yet" in checks["checkpoint"], "disk" in checks, "context" in checks))
+        what = {row["check"]: row["what"] for row in report["findings"]}
+        examined.append((report["model"], "yet" in what["checkpoint"], "disk" in what, "context" in what))
     assert examined == [
         (str(case.model), False, True, True),
         (None, True, False, False),

@@ -10,7 +10,7 @@ import pytest
 from shared.agent.prompts import TOOLS
 from shared.models.tokenizer import Tokenizer
 from shared.records import ToolCall
-from stage2_grpo.preflight.findings import Case
+from stage2_grpo.preflight.checks import Case
 from stage2_grpo.preflight.rehearsal import here, play
 from stage2_grpo.services import Rollouts, gateway_and_controller
 from tests.scripted_server import Handler, ScriptedModel, answer, scripted_server

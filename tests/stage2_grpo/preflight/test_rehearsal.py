@@ -10,7 +10,7 @@ from shared.config.load import load_config
 from shared.processes.owned_process import free_port
 from shared.records import Question
 from shared.runs.manifest import RunDirectory
-from stage2_grpo.preflight.findings import Case
+from stage2_grpo.preflight.checks import Case
 from stage2_grpo.preflight.rehearsal import play, rehearse, trainer_model_name
 from stage2_grpo.rollouts.agent import AgentSettings
 from stage2_grpo.services import Rollouts

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from shared.cli.machine import Gpu
 from shared.config.load import load_config
 from shared.errors import UserError
 from stage2_grpo.preflight import smoke
 from stage2_grpo.preflight.concurrency import suggested
+from tests.tiny_model import save_tiny_model
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 
@@ -29,9 +30,34 @@ def test_a_machine_that_cannot_run_it_is_told_so_in_one_sentence(capsys: pytest.
     with pytest.raises(UserError, match=r"needs 1 NVIDIA GPU.*but 0 are visible here"):
         smoke.main(["--config", str(PIPELINE), "--dry-run", "--set", "model=folder"])
     assert "--set model=folder" in capsys.readouterr().out
-    with pytest.raises(UserError, match="40 GB or more; L4 has 22 GiB"):
-        smoke.refuse_gpu([Gpu("L4", 22.0, 22.0, 580, 8.9)])
-    smoke.refuse_gpu([Gpu("A100", 39.4, 39.0, 580, 8.0)])
+
+
+def test_a_phase_that_fails_leaves_a_report_to_paste(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["--profile", "cpu", "--config", str(PIPELINE), "--run-name", "tried", "--set", f"runs_dir={tmp_path}"]
+    with pytest.raises(UserError, match=r"failed in data; paste .*smoke\.txt into an issue"):
+        smoke.main([*line, "--set", "data.spider_dir=nowhere"])
+    report = (tmp_path / "tried" / "smoke.txt").read_text()
+    assert "profile cpu, model smollm2-135m" in report
+    assert re.search(r"data: status 2, \d+ s, as expected \(at most 30 s\)", report)
+    assert re.search(r"-- the end of data\.log\n.*nowhere", report, re.DOTALL)
+    assert report.endswith("failed in data\n")
+    assert report in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_phases_run_on_a_cpu_with_a_tiny_model_until_one_fails(tmp_path: Path) -> None:
+    """Stage 2 is stopped before its servers start; tests/stage2_grpo/test_grpo_end_to_end.py goes on from there."""
+    model = save_tiny_model(tmp_path / "tiny")
+    changes = [f"runs_dir={tmp_path}", f"model={model}", "sft.max_traces=16", "grpo.agent=tests.no_agent:play"]
+    line = ["--profile", "cpu", "--config", str(PIPELINE), "--run-name", "tried"]
+    with pytest.raises(UserError, match="failed in stage2_grpo"):
+        smoke.main([*line, *(part for change in changes for part in ("--set", change))])
+    report = (tmp_path / "tried" / "smoke.txt").read_text()
+    assert [line.split(":")[1].split(",")[0] for line in report.splitlines() if line.startswith(tuple(smoke.PHASES))] == [
+        " status 0", " status 0", " status 2"
+    ]  # fmt: skip
+    assert "grpo.agent" in report
+    assert (tmp_path / "tried" / "sft" / "manifest.json").exists()
 
 
 def test_the_smallest_value_that_is_nearly_as_fast_as_the_fastest_is_suggested() -> None:

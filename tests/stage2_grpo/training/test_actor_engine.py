@@ -64,7 +64,7 @@ def everywhere(model: Any, values: dict[str, Any], row: int) -> tuple[Any, Any, 
 def test_trained_tokens_have_the_figures_of_the_whole_sequence_and_others_are_zero(
     model: Any, lengths: list[tuple[int, int]], chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actor_engine, "_CHUNK", chunk)
+    monkeypatch.setattr(actor_engine, "CHUNK", chunk)
     values = batch(lengths, temperature=0.7)
     log_probs, entropies = trained_log_probs(model, values, train_entropy=False)
     assert log_probs.requires_grad
