@@ -114,7 +114,7 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         ("sft: {epoch: 3}", r"sft\.epoch.*did you mean sft\.epochs"),
         ("sft: {max_length: 3}", "sft.max_length follows from agent.context_tokens; remove it"),
         ("modell: x", r"modell.*did you mean model"),
-        ("profiles: 5", "Under `profiles` .* must hold gpu and cpu"),
+        ("profiles: 5", "Under `profiles` .* must hold gpu, gpu24, cpu"),
         ("sft: 3", "Setting sft must be a section with keys, not 3"),
     ],
 )

@@ -318,3 +318,14 @@ def test_the_page_for_gpus_shows_what_budget_computes(reference: ModelShape) -> 
             row = f"| {card} GB | {profile} | {needed} | {fit.usable:.1f} | {fit.episodes} | {'yes' if fit.fits else 'no'} |"
             assert row in page
     assert 25 <= memory.main_memory(reference, load_config(ROOT / "pipeline.yaml", "gpu")) / GIB <= 30
+
+
+def test_the_times_on_the_page_follow_from_its_formulas() -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| gpu\w* \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) \| *\|$", page, re.MULTILINE)
+    assert len(rows) == 5
+    for rate, sft, rollout, step, hours in rows:
+        speed = float(rate) * 1e12
+        assert float(sft) == round(766 * 2 * 1600 * 6 * 1.54e9 / speed / 60)
+        assert float(step) == round(64 * 1600 * 8 * 1.54e9 / speed + int(rollout) + 15)
+        assert float(hours) == pytest.approx(285 * float(step) / 3600, abs=0.06)
