@@ -112,6 +112,11 @@ class AgentConfig(Section):
         description="prompt and answer of the last turn; also the limit of the server, of a trace and of a training row"
     )
     observation_tokens: Positive = Field(description="a tool's answer is cut beyond this, and says so")
+    tools: str | None = Field(
+        pattern=r"^[\w.]+:\w+(, ?[\w.]+:\w+)*$",
+        examples=["module:function, several with a comma between"],
+        description="own tools as module:function, several with a comma between (docs/use.md); null = none",
+    )
 
 
 class SftConfig(Section):

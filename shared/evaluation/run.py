@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 from shared.agent.chat_client import API_KEY, LOOPBACK, ChatClient
 from shared.agent.episode import run_episode
-from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.prompts import prompts_of
 from shared.agent.tools import Toolbox
 from shared.config.schema import Config, SandboxConfig
 from shared.errors import UserError
@@ -152,7 +152,7 @@ def evaluation_fingerprint(questions: Sequence[Question], config: Config, **subj
     # Where a database lies does not matter; the fingerprint of the data covers what it holds.
     asked = [dataclasses.asdict(one) | {"database": Path(one.database).name, "copies": ""} for one in questions]
     settings = config.part_of("evaluation")
-    return fingerprint(questions=asked, prompts=[SYSTEM_PROMPT, TOOLS], settings=settings, **subject)
+    return fingerprint(questions=asked, prompts=prompts_of(config.agent).mark, settings=settings, **subject)
 
 
 def play_samples(questions: Sequence[Question], endpoint: Endpoint, config: Config, folder: Path) -> Summary:
@@ -188,7 +188,7 @@ async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Co
         database = databases[question.database]
         episode = await run_episode(
             question,
-            toolbox=Toolbox(database, tokenizer, config.agent.observation_tokens, question.question),
+            toolbox=Toolbox(database, tokenizer, config.agent, question.question),
             chat=chat,
             tokenizer=tokenizer,
             limits=config.agent,
@@ -214,7 +214,7 @@ async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Co
         )
     played = [judged.get(question.id) or lost[question.id] for question in questions]
     write_jsonl(file, played)
-    write_table(file, TOOLS)
+    write_table(file, prompts_of(config.agent).tools)
     summary = summarise(played, questions, samples=config.evaluate.bootstrap_samples, seed=config.seed)
     seconds = {"seconds": round(time.monotonic() - started, 1)}
     write_json(folder / "summary.json", dataclasses.asdict(summary) | seconds)

@@ -17,7 +17,7 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from shared.agent.prompts import TOOLS
+from shared.agent.prompts import prompts_of
 from shared.cli.command_line import common_parser, resolve, run_main
 from shared.config.schema import Config
 from shared.errors import UserError
@@ -93,7 +93,7 @@ def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
         )
         found = compare_pairs(before, after, samples=config.evaluate.bootstrap_samples, seed=config.seed)
         change = dataclasses.asdict(found)
-    calls = {MODELS[name]: conformance(texts_of(file), TOOLS) for name, file in files.items()}
+    calls = {MODELS[name]: conformance(texts_of(file), prompts_of(config.agent).tools) for name, file in files.items()}
     header, rows = call_forms(calls)
     steps = {row["step"]: row for row in JsonlTail(run.grpo / "metrics.jsonl").new_rows() if "reward" in row}
     usage = read_usage(run)
