@@ -4,6 +4,8 @@
     python run_pipeline.py            prepare data, train stage 1 and stage 2, evaluate before, between and after, report
     python run_pipeline.py check      the one check command: formatter, linter, types, all tests (--fast: no slow ones)
     python run_pipeline.py setup      only make the environment
+    python run_pipeline.py ask        ask the trained agent about a database (docs/use.md)
+    python run_pipeline.py serve      the same for browsers, programs and assistants
 
 Any Python from 3.11 will do: the first start makes the environment with the pinned packages and goes on inside it, so
 packages are imported where they are used. The training stages are processes of their own: their memory is given back.
@@ -27,6 +29,7 @@ from shared.cli.command_line import READER_GONE, add_profile, common_parser, res
 from shared.config.device import default_profile
 from shared.errors import UserError
 from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
+from shared.serving import options
 
 if TYPE_CHECKING:
     from shared.config.schema import Config
@@ -206,10 +209,24 @@ def setup_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def use(args: argparse.Namespace, command: str) -> None:
+    """Ask or serve the trained agent; a live database is copied first."""
+    from data import live
+    from shared.config.load import load_config
+    from shared.serving import ask, server
+
+    if live.is_address(args.database):
+        runs = Path(load_config(args.config, args.profile, args.overrides).runs_dir)
+        args.database = str(live.local_copy(args.database, runs / "serving" / "copies", anew=args.refresh))
+    {"ask": ask.ask, "serve": server.serve}[command](args)
+
+
 COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], object]]] = {
     "run": (run_parser, run),
     "check": (checks.parser, lambda args: sys.exit(checks.check(ROOT, args))),
     "setup": (setup_parser, lambda _: print("ready")),
+    "ask": (options.ask_parser, lambda args: use(args, "ask")),
+    "serve": (options.serve_parser, lambda args: use(args, "serve")),
 }
 
 
@@ -220,7 +237,11 @@ def main() -> None:
     given = rest if name in COMMANDS else [name, *rest]
     args = parser().parse_args(given)  # refused, or helped, before anything is set up
     profile, dry_run = args.profile or default_profile(), getattr(args, "dry_run", False)
-    works = not dry_run and name != "check" and not {*(getattr(args, "only", None) or ["all"])} <= {"data", "report"}
+    works = (
+        not dry_run
+        and name not in ("check", "ask", "serve")
+        and not {*(getattr(args, "only", None) or ["all"])} <= {"data", "report"}
+    )
     if works and not environment.entered(ROOT):  # once, before anything is downloaded
         needs = machine.Needs(profile, before_setup=not environment.is_inside(ROOT))
         machine.refuse(machine.look(), needs, only_warn=name == "setup")  # which may be made for another machine
