@@ -16,21 +16,24 @@ from shared.config.load import load_config
 from shared.errors import UserError
 from shared.evaluation.run import Endpoint
 from shared.runs.manifest import finish_stage, write_json
-from shared.serving import answering
 from shared.serving.answering import STATE_FILE, chosen, newest_model, serving
 from shared.serving.ask import ask, printable
 from shared.serving.options import ask_parser
-from tests.scripted_server import scripted_server
+from tests.scripted_server import Reply, scripted_server
 from tests.shared.examples import insurance_file, tokenizer_folder
 from tests.shared.serving.running import ROOT, Handler, says_sql
+from tests.stage2_grpo.checkpoints.checkpoint_folder import checkpoint
 
 COUNT = "SELECT city, count(*) AS n FROM customers GROUP BY city"
 
 
 def arguments(folder: Path, *given: str) -> argparse.Namespace:
+    database = folder / "insurance.sqlite"
+    if not database.exists():
+        insurance_file(folder)
     common = ["--config", str(ROOT / "pipeline.yaml"), "--profile", "cpu", "--set", f"runs_dir={folder / 'runs'}"]
     return ask_parser().parse_args(
-        [*given, *common, "--set", "agent.context_tokens=20000", "--database", str(insurance_file(folder))]
+        [*given, *common, "--set", "agent.context_tokens=20000", "--database", str(database)]
     )
 
 
@@ -42,9 +45,7 @@ def answered(folder: Path, handler: Handler, *given: str) -> None:
 def trained(folder: Path, stage: str, finished_at: int, **settings: Any) -> Path:
     """A finished training stage with a model folder that has a tokenizer."""
     model = folder / "runs" / "one" / stage / "model"
-    model.mkdir(parents=True)
-    tokenizer_folder(model)
-    (model / "config.json").write_text("{}")
+    checkpoint(model)
     finish_stage(model.parent, "f", seconds=1, outputs={"model": model})
     os.utime(model.parent / "manifest.json", (finished_at, finished_at))
     write_json(folder / "runs" / "one" / "config.json", settings)
@@ -90,8 +91,6 @@ def test_text_that_would_steer_the_terminal_is_shown_harmless(
 
 
 def test_a_failing_endpoint_ends_with_a_sentence(tmp_path: Path) -> None:
-    from tests.scripted_server import Reply
-
     with pytest.raises(UserError, match=r"No answer: InfrastructureError.*ask again"):
         answered(tmp_path, lambda request: Reply(403), "q")
 
@@ -136,9 +135,8 @@ def test_a_missing_database_is_named(tmp_path: Path) -> None:
         ask(args)
 
 
-def test_the_model_server_of_a_running_serve_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_server_of_a_running_serve_is_used(tmp_path: Path) -> None:
     model = trained(tmp_path, "sft", 1_000)
-    monkeypatch.setattr(answering, "check_model_folder", lambda *given: None)  # this one holds no weights
     config = chosen(arguments(tmp_path))[0]
     with scripted_server(says_sql(COUNT)) as url:
         state = {"model": str(model), "endpoint": url, "context": 20_000, "pid": 1}
