@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.prompts import prompts_of
 from shared.cli.machine import Needs, look, refuse
 from shared.config.schema import Config
 from shared.errors import UserError
@@ -198,7 +198,7 @@ def stage_fingerprint(config: Config, run: RunDirectory) -> str:
         version=VERSION,
         settings=settings,
         model=model,
-        prompt=[SYSTEM_PROMPT, TOOLS, tool_template()],
+        prompt=[*prompts_of(config.agent).mark, tool_template()],
         train=train,
         val=val,
         data=(read_manifest(run.data) or {}).get("fingerprint"),  # covers the databases, too

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from tqdm import tqdm
 
 from shared.agent.episode import encode_call
-from shared.agent.prompts import opening_messages
-from shared.agent.tools import Toolbox
+from shared.agent.prompts import prompts_of
+from shared.agent.tools import BUILT_IN, Toolbox, registry
 from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
 from shared.records import Question, ToolCall
@@ -34,6 +34,7 @@ SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than
 REPEAT_SHARE = 0.5  # of the wrong queries, where a turn is left for it, are asked a second time
 GIVE_UP_SHARE = 0.2  # of the mistakes come after the right query: the answer goes back to that
 _ANSWER_TOKENS = 120  # a longer list is not written out, and none that takes half of agent.max_turn_tokens
+_LOOK_UP_WORDS = 3  # of the question, at most, with which an own tool is tried
 THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
 
 
@@ -106,7 +107,7 @@ class _Conversation:
     """
 
     def __init__(self, question: Question, config: Config, tokenizer: Tokenizer, bare: bool) -> None:
-        self.question, self.tokenizer, self.limits = question, tokenizer, config.agent
+        self.question, self.tokenizer, self.config, self.limits = question, tokenizer, config, config.agent
         self.database = Database(question.database, config.sandbox)
         self.sql = tidy(question.gold_sql)
         while text := self.database.text_in_double_quotes(self.sql):  # the standard form, in single quotes, is taught
@@ -124,7 +125,7 @@ class _Conversation:
         if not self.wanted.tables:
             raise Dropped("gold reads no table")
         self.toolbox = self.fresh_toolbox()
-        self.messages = opening_messages(question.question)
+        self.messages = prompts_of(config.agent).opening(question.question)
         self.trained = [False] * len(self.messages)
         self.read = ""  # everything the tools have shown
         self.columns: set[str] = set()  # "table.column" of all that they have named
@@ -134,7 +135,9 @@ class _Conversation:
         draws = [self.rng.random() + bare for _ in range(4)]
         self.language = wording.language_of(question.question)
         self.thought_share = 0.0 if bare or self.language != "English" else THOUGHT_SHARE
-        tables, room = len(self.wanted.tables), self.limits.max_turns - 3  # a search, a query, an answer
+        self.look_ups = [] if bare else self.find_look_ups()
+        tables = len(self.wanted.tables)
+        room = self.limits.max_turns - 3 - len(self.look_ups)  # a search, a query, an answer
         self.parallel = bare or draws[2] < sft.parallel_share or tables > room
         self.may_err = draws[0] < sft.wrong_turn_share and room > (1 if self.parallel else tables)
         # the tables may be found only one by one
@@ -143,6 +146,8 @@ class _Conversation:
 
     def trace(self) -> Trace:
         """The whole conversation as a trace."""
+        for call in self.look_ups:
+            self.act(call)
         provenance = {
             "tables": list(self.wanted.tables),
             "columns": list(self.wanted.columns),
@@ -179,7 +184,7 @@ class _Conversation:
             answer += f"\n```sql\n{self.sql}\n```"
         self.messages.append({"role": "assistant", "content": answer})
         self.trained.append(True)
-        return make_trace(self.question, self.messages, self.trained, provenance)
+        return make_trace(self.question, self.messages, self.trained, self.config, provenance)
 
     @property
     def turns_left(self) -> int:
@@ -188,7 +193,8 @@ class _Conversation:
 
     def act(self, *calls: ToolCall, trained: bool = True) -> list[str]:
         """One assistant turn with these calls; returns what the tools answered."""
-        thought = self.rng.choice(wording.THOUGHTS[calls[0].name]) if self.rng.random() < self.thought_share else ""
+        thoughts = wording.THOUGHTS.get(calls[0].name, ("",))
+        thought = self.rng.choice(thoughts) if self.rng.random() < self.thought_share else ""
         turn = self.limits.max_turns - self.turns_left + 1
         encoded = [encode_call(call, f"call_{turn}_{i}") for i, call in enumerate(calls)]
         self.messages.append({"role": "assistant", "content": thought, "tool_calls": encoded})
@@ -204,7 +210,17 @@ class _Conversation:
 
     def fresh_toolbox(self) -> Toolbox:
         """A toolbox that has seen no call yet; it answers repeated calls differently."""
-        return Toolbox(self.database, self.tokenizer, self.limits.observation_tokens, self.question.question)
+        return Toolbox(self.database, self.tokenizer, self.limits, self.question.question)
+
+    def find_look_ups(self) -> list[ToolCall]:
+        """For each own tool its first call that is answered; asked are runs of the question's words, longest first."""
+        words = re.findall(r"[^\W_][\w-]*", self.question.question)
+        runs = [" ".join(words[i : i + n]) for n in range(_LOOK_UP_WORDS, 0, -1) for i in range(len(words) - n + 1)]
+        found = []
+        for tool in [*registry(self.limits.tools).values()][len(BUILT_IN) :]:
+            calls = (ToolCall(tool.name, {tool.argument: run}) for run in runs)
+            found += [call for call in calls if self.fresh_toolbox().run(call).ok][:1]
+        return found
 
     def find_tables(self) -> bool:
         """Search by the words of the question; where they name no needed table, once more by the name of one.

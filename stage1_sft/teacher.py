@@ -19,7 +19,7 @@ from typing import Any
 
 from shared.agent.chat_client import API_KEY, ChatClient
 from shared.agent.episode import run_episode
-from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.prompts import prompts_of
 from shared.agent.tools import Toolbox
 from shared.config.schema import Config
 from shared.errors import UserError
@@ -73,7 +73,7 @@ def bill_line(bill: dict[str, Any]) -> str:
 
 def lesson_file(config: Config, run: RunDirectory) -> Path:
     """Where the episodes of this teacher are kept: one file for each teacher, temperature, prompt and set of limits."""
-    mark = fingerprint(settings=config.part_of("teacher"), prompt=[SYSTEM_PROMPT, TOOLS])
+    mark = fingerprint(settings=config.part_of("teacher"), prompt=prompts_of(config.agent).mark)
     return run.path / f"teacher-{mark[:12]}.jsonl"
 
 
@@ -114,7 +114,7 @@ class _Lessons:
             database = Database(question.database, config.sandbox)
             episode = await run_episode(
                 question,
-                toolbox=Toolbox(database, self._tokenizer, config.agent.observation_tokens, question.question),
+                toolbox=Toolbox(database, self._tokenizer, config.agent, question.question),
                 chat=chat,
                 tokenizer=self._tokenizer,
                 limits=config.agent,
@@ -154,6 +154,6 @@ class _Lessons:
             return "wrong", None
         turns = iter(episode.turns)
         trained = [message["role"] == "assistant" and all(next(turns).ok) for message in episode.messages]
-        trace = make_trace(question, episode.messages, trained, {"teacher": self._config.teacher.model})
+        trace = make_trace(question, episode.messages, trained, self._config, {"teacher": self._config.teacher.model})
         reason = flaw(trace, question, self._config, self._tokenizer)
         return reason, None if reason else trace

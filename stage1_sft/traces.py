@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, TypedDict
 
 from shared.agent.episode import submitted_block
-from shared.agent.prompts import TOOLS
+from shared.agent.prompts import prompts_of
 from shared.agent.tools import Toolbox
 from shared.config.schema import Config
 from shared.models.tokenizer import Tokenizer
@@ -42,14 +42,18 @@ class Dropped(Exception):
 
 
 def make_trace(
-    question: Question, messages: Sequence[Message], trained: Sequence[bool], provenance: dict[str, Any]
+    question: Question,
+    messages: Sequence[Message],
+    trained: Sequence[bool],
+    config: Config,
+    provenance: dict[str, Any],
 ) -> Trace:
     """The JSONL row of a conversation about `question`; `trained` is parallel to the messages."""
     return {
         "id": question.id,
         "db_id": question.db_id,
         "messages": list(messages),
-        "tools": json.dumps(TOOLS, ensure_ascii=False),
+        "tools": json.dumps(prompts_of(config.agent).tools, ensure_ascii=False),
         "trained": list(trained),
         "gold_sql": question.gold_sql,
         "provenance": {"difficulty": question.difficulty, "form": question.form, **provenance},
@@ -74,7 +78,7 @@ def with_argument_objects(message: Message) -> Message:
 def flaw(trace: Trace, question: Question, config: Config, tokenizer: Tokenizer) -> str:
     """Run the trace again from its text alone; returns why it may not be trained on, "" if it may."""
     database = Database(question.database, config.sandbox)
-    toolbox = Toolbox(database, tokenizer, config.agent.observation_tokens, question.question)
+    toolbox = Toolbox(database, tokenizer, config.agent, question.question)
     if sum(message["role"] == "assistant" for message in trace["messages"]) > config.agent.max_turns:
         return TOO_MANY_TURNS
     messages, submitted = iter(trace["messages"]), None

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from shared.agent.tools import load_function
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.folder import check_model_folder, local_path
 from shared.runs import manifest as runs
 from shared.runs.manifest import RunDirectory
-from stage2_grpo.rollouts.custom_agent import load_agent
 
 
 def starting_model(config: Config, run: RunDirectory) -> Path:
@@ -62,7 +62,7 @@ def planned_model(config: Config, run: RunDirectory) -> tuple[Path, bool]:
 def refuse_missing_agent(config: Config) -> None:
     """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
     if config.grpo.agent and not config.grpo.gateway_url:
-        load_agent(config.grpo.agent)
+        load_function("grpo.agent", config.grpo.agent)
 
 
 def total_steps(config: Config, questions: int) -> int:

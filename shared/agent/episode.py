@@ -14,11 +14,11 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared.agent.chat_client import ChatClient, Completion, ContextOverflow, InfrastructureError
-from shared.agent.prompts import TOOLS, opening_messages
+from shared.agent.prompts import prompts_of
 from shared.agent.tools import Observation, Toolbox
 from shared.config.schema import AgentConfig
 from shared.errors import UserError
@@ -44,25 +44,31 @@ async def run_episode(
     tokenizer: Tokenizer,
     limits: AgentConfig,
     temperature: float | None,
+    watch: Callable[[Message], None] = lambda message: None,
 ) -> Episode:
-    """Play one episode; with `temperature` None the server chooses.
+    """Play one episode; with `temperature` None the server chooses. `watch` gets each message as it comes about.
 
     A failing endpoint or a damaged database is an ending (`INFRASTRUCTURE`), not an exception.
     """
     start, error, stop = time.monotonic(), "", None
-    messages, turns, reader = opening_messages(question.question), list[Turn](), TurnReader(tokenizer)
+    prompts = prompts_of(limits)
+    messages, turns, reader = prompts.opening(question.question), list[Turn](), TurnReader(tokenizer, prompts.tools)
 
     def most_tokens(new: Sequence[Message]) -> int:
         return sum(tokenizer.count(message["content"]) + tokenizer.count(_MARKUP) for message in new)
 
-    prompt_tokens = _TEMPLATE_TOKENS + tokenizer.count(json.dumps(TOOLS)) + most_tokens(messages)  # of the next prompt
+    prompt_tokens = (
+        _TEMPLATE_TOKENS + tokenizer.count(json.dumps(prompts.tools)) + most_tokens(messages)
+    )  # of the next prompt
     try:
         while stop is None:
             room = limits.context_tokens - prompt_tokens
             if room < _MIN_ROOM:
                 raise ContextOverflow
             max_tokens = min(limits.max_turn_tokens, room)
-            completion = await chat.complete(messages, tools=TOOLS, max_tokens=max_tokens, temperature=temperature)
+            completion = await chat.complete(
+                messages, tools=prompts.tools, max_tokens=max_tokens, temperature=temperature
+            )
             turn = reader.read(completion)
             turns.append(turn)
             message: Message = {"role": "assistant", "content": turn.content}
@@ -71,6 +77,7 @@ async def run_episode(
                     encode_call(call, f"call_{len(turns)}_{i}") for i, call in enumerate(turn.calls)
                 ]
             messages.append(message)
+            watch(message)
             stop = ending(turn, completion.finish_reason, is_last=len(turns) >= limits.max_turns)
             if stop is StopReason.LENGTH and room < limits.max_turn_tokens:
                 stop = StopReason.CONTEXT_LIMIT
@@ -86,6 +93,8 @@ async def run_episode(
                     for i, text in enumerate(texts)
                 ]
                 messages += answers
+                for message in answers:
+                    watch(message)
                 prompt_tokens = turn.prompt_tokens + turn.completion_tokens + most_tokens(answers)
     except ContextOverflow:
         stop = StopReason.CONTEXT_LIMIT
@@ -133,10 +142,10 @@ def encode_call(call: ToolCall, call_id: str) -> dict[str, Any]:
 
 
 class TurnReader:
-    """Reads the completions of one conversation, in order, as turns."""
+    """Reads the completions of one conversation with these tools (schemas), in order, as turns."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> None:
+        self._tokenizer, self._tools = tokenizer, tools
         self._seen_ids: list[int] | None = None  # tokens of the last prompt and answer
 
     def read(self, completion: Completion) -> Turn:
@@ -150,7 +159,7 @@ class TurnReader:
             # Special tokens stay, as `<tool_call>` is one in some vocabularies; only marks at the end are removed.
             text = _END_OF_TURN.sub("", self._tokenizer.decode(answer, skip_special=False))
         self._seen_ids = None if prompt is None or answer is None else [*prompt, *answer]
-        own = parse(completion.content if text is None else text, TOOLS)
+        own = parse(completion.content if text is None else text, self._tools)
         agreed = not completion.calls or own.calls == completion.calls
         return Turn(
             text=text,

@@ -1,22 +1,28 @@
-"""The agent's three tools: search_schema, get_columns, execute_sql.
+"""The agent's tools and their registry: search_schema, get_columns, execute_sql, and those that agent.tools names.
 
-Synthesis, RL and evaluation all use this one implementation. An answer is text for the model: it never has more than
-`observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the model did wrong
-comes back as "Error: ..." with the names it may have meant; only a damaged database raises. A call that repeats an
-earlier one of its episode is not answered again: its answer says so and what to try instead.
+Synthesis, RL, evaluation and serving all use this one implementation. An answer is text for the model: it never has
+more than `agent.observation_tokens` tokens, keeps its first line and its count, and says what was left out. What the
+model did wrong comes back as "Error: ..." with the names it may have meant; only a damaged database or a faulty tool of
+the user's raises. A call that repeats an earlier one of its episode is not answered again: its answer says so and what
+to try instead.
 """
 
 from __future__ import annotations
 
 import difflib
+import importlib
+import inspect
 import json
 import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
+from shared.config.schema import AgentConfig
+from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from shared.records import ToolCall
 from shared.sql.database import Database, SqlError, Table, quoted
@@ -41,11 +47,6 @@ _OTHER_FUNCTION = {
     "day": "use strftime('%d', x)",
     "concat": "use a || b",
 }
-_AFTER_REPEATING = {
-    "search_schema": "Search for other words, or call get_columns.",
-    "get_columns": "Look at another table, or write the query.",
-    "execute_sql": "Answer if it is what was asked for, or change the query.",
-}
 _AFTER_FAILING_AGAIN = "Use other tables or columns, look at them first, or answer with your best query."
 _ABOUT_SCHEMA = re.compile(r"^\s*(pragma|show|describe|desc)\b|\bpragma_\w+|\binformation_schema\b", re.IGNORECASE)
 _UNSEGMENTED = "\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff"  # Japanese, Chinese, Korean
@@ -62,34 +63,30 @@ class Observation:
 class Toolbox:
     """The tools on one database, for one episode: it remembers its calls. Safe to use from several threads."""
 
-    def __init__(self, database: Database, tokenizer: Tokenizer, observation_tokens: int, question: str = "") -> None:
+    def __init__(self, database: Database, tokenizer: Tokenizer, agent: AgentConfig, question: str = "") -> None:
         self.database = database
         self._tokenizer = tokenizer
-        self._max_tokens = observation_tokens
+        self._max_tokens = agent.observation_tokens
         self._question = question
         self._made: list[ToolCall] = []
-        self._tools = {
-            "search_schema": ("query", self._search_schema),
-            "get_columns": ("table", self._get_columns),
-            "execute_sql": ("sql", self._execute_sql),
-        }
+        self._tools = registry(agent.tools)
 
     def run(self, call: ToolCall) -> Observation:
         """Run one call. Mistakes of the model come back as an observation; a damaged database raises UserError."""
+        tool = self._tools.get(call.name)
         try:
-            if call.name not in self._tools:
+            if tool is None:
                 raise SqlError(f"there is no tool {call.name!r}. Tools: {', '.join(self._tools)}.")
-            argument, tool = self._tools[call.name]
-            value = call.arguments.get(argument)
+            value = call.arguments.get(tool.argument)
             if not isinstance(value, str) or not value.strip():
-                raise SqlError(f'{call.name} needs the argument "{argument}" as a text.')
+                raise SqlError(f'{call.name} needs the argument "{tool.argument}" as a text.')
             if len(call.arguments) > 1:
-                raise SqlError(f'{call.name} takes only the argument "{argument}".')
-            text, ok = tool(value), True
+                raise SqlError(f'{call.name} takes only the argument "{tool.argument}".')
+            text, ok = tool.function(self, value), True
         except SqlError as error:
             text, ok = f"Error: {error}", False
         if call_key(call) in map(call_key, self._made):
-            advice = _AFTER_REPEATING.get(call.name, "") if ok else _AFTER_FAILING_AGAIN
+            advice = tool.advice if ok and tool else _AFTER_FAILING_AGAIN
             answer = "its answer stands above" if ok else "it fails again in the same way"
             text = f"{'' if ok else 'Error: '}You made this call before, {answer}. {advice}"
         self._made.append(call)
@@ -101,7 +98,7 @@ class Toolbox:
     def _fits(self, text: str) -> bool:
         return len(text) <= _LONGEST_TOKEN * self._max_tokens and self._tokenizer.count(text) <= self._max_tokens
 
-    def _search_schema(self, query: str) -> str:
+    def search_schema(self, query: str) -> str:
         """A line for each of the best tables, with those of their columns that answer best to the searched words.
 
         A word counts more the fewer tables it fits, and three times as much in the name of a table as in a column's.
@@ -139,7 +136,7 @@ class Toolbox:
             lines.append(f"{_listed([table.name])} ({', '.join(columns)}): matches {reasons}")
         return "\n".join(lines)
 
-    def _get_columns(self, name: str) -> str:
+    def get_columns(self, name: str) -> str:
         """A line per column, with sample values while tokens last: one each before any second one.
 
         Columns that the question or a search touched get theirs first, keys last. Where those get none, the others lose
@@ -198,7 +195,7 @@ class Toolbox:
             head, lines, lambda n: f"... {_plural(len(lines) - n, 'more column')}" if n < len(lines) else ""
         )[0]
 
-    def _execute_sql(self, sql: str) -> str:
+    def execute_sql(self, sql: str) -> str:
         """Header, rows and their count; cells are shortened where not even one row would fit."""
         try:
             result = self.database.execute(sql)
@@ -239,6 +236,107 @@ class Toolbox:
             end = f" ...\n{tail(0)}"
             head = self._tokenizer.cut(head, max(0, self._max_tokens - self._tokenizer.count(end) - 1))[0] + " ..."
         return text(low), low
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One entry of the registry: a function of one text, and what the model is told about it."""
+
+    function: Callable[[Toolbox, str], str]  # raises SqlError for what the model can mend
+    name: str
+    argument: str  # name of the text
+    meaning: str  # of the text
+    description: str
+    step: str  # its line in the system prompt
+    advice: str = ""  # after a call that repeats an earlier one
+
+
+BUILT_IN = (
+    Tool(
+        Toolbox.search_schema,
+        "search_schema",
+        argument="query",
+        meaning="Words of the question.",
+        description="Find tables and columns by keywords.",
+        step="search_schema finds the tables that matter.",
+        advice="Search for other words, or call get_columns.",
+    ),
+    Tool(
+        Toolbox.get_columns,
+        "get_columns",
+        argument="table",
+        meaning="Table name.",
+        description="Columns, keys and sample values of one table.",
+        step="get_columns shows a table's columns and sample values; copy names and values exactly.",
+        advice="Look at another table, or write the query.",
+    ),
+    Tool(
+        Toolbox.execute_sql,
+        "execute_sql",
+        argument="sql",
+        meaning="The query.",
+        description="Run one SELECT on SQLite.",
+        step="execute_sql runs one SELECT; nothing else is allowed. Fix errors and try again.",
+        advice="Answer if it is what was asked for, or change the query.",
+    ),
+)
+REVISIONS: tuple[str, ...] = ()
+"""One phrase for each change of what a built-in tool answers; every fingerprint covers it (see test_tools.py)."""
+
+
+@cache
+def registry(own: str | None = None) -> dict[str, Tool]:
+    """All tools by name; `own` is the value of agent.tools. Raises UserError for a function that cannot be a tool."""
+    tools = {tool.name: tool for tool in (*BUILT_IN, *map(_own_tool, re.findall(r"[\w.:]+", own or "")))}
+    if len(tools) < len(BUILT_IN) + (own or "").count(":"):
+        raise UserError(f"Setting agent.tools is {own!r}, where a name stands twice; the built-in ones are taken, too.")
+    return tools
+
+
+def _own_tool(name: str) -> Tool:
+    """The tool of a user's function `f(text)` or `f(text, database)`.
+
+    Its docstring is the description, with the meaning of the text as a second paragraph. LookupError means that it has
+    no answer.
+    """
+    function = load_function("agent.tools", name)
+    parameters, told = [*inspect.signature(function).parameters], inspect.getdoc(function)
+    if not told or not 1 <= len(parameters) <= 2:
+        raise UserError(
+            f"Setting agent.tools names {name}, which needs a docstring and takes one text; see docs/use.md."
+        )
+    description, _, meaning = (" ".join(part.split()) for part in told.partition("\n\n"))
+
+    def run(toolbox: Toolbox, value: str) -> str:
+        try:
+            answer = function(value, *[toolbox.database][: len(parameters) - 1])
+        except LookupError:
+            raise SqlError(f"{function.__name__} has no answer for {value[:60]!r}.") from None
+        except SqlError:
+            raise
+        except Exception as error:  # other people's code
+            raise UserError(f"The tool {name} of agent.tools failed with {error!r}; correct its function.") from error
+        if not isinstance(answer, str):
+            raise UserError(f"The tool {name} of agent.tools returned {answer!r}; it must return a text.")
+        return answer
+
+    step = f"{function.__name__}: {description}"
+    return Tool(run, function.__name__, parameters[0], meaning or "The text.", description, step)
+
+
+def load_function(setting: str, name: str) -> Callable[..., Any]:
+    """The function that a setting names as module:function; raises UserError when there is none."""
+    module, _, attribute = name.partition(":")
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise UserError(
+            f"Setting {setting} is {name!r}, which cannot be loaded ({error}); write module:function, and install what "
+            "the module imports."
+        ) from error
+    if not callable(function):
+        raise UserError(f"Setting {setting} is {name!r}, which is not a function; see docs/use.md.")
+    return function
 
 
 def call_key(call: ToolCall) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.prompts import prompts_of
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.runs import manifest as runs
@@ -21,7 +21,7 @@ _ORDER = ("data", "train", "seed", "gate", "grpo.train_batch_size")  # what the 
 def stage_inputs(config: Config, model: Path, train: Path, validation: Path) -> dict[str, Any]:
     """Everything the trained policy depends on, as plain values; not the speed or patience of the run."""
     data = (runs.read_manifest(train.parent) or {}).get("fingerprint")  # covers the databases, too
-    contents = {"prompts": [SYSTEM_PROMPT, TOOLS], "train": train, "validation": validation, "start": model}
+    contents = {"prompts": prompts_of(config.agent).mark, "train": train, "validation": validation, "start": model}
     prints = {name: runs.fingerprint(it=value) for name, value in contents.items()}
     return {**config.part_of("grpo"), "data": data, **prints}
 

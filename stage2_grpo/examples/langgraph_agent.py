@@ -1,4 +1,4 @@
-"""LangGraph's prebuilt tool-calling agent on our three tools, trained like the built-in loop.
+"""LangGraph's prebuilt tool-calling agent on our tools, trained like the built-in loop.
 
     uv pip install --python .venv/bin/python --no-deps --require-hashes -r requirements/optional.txt
     python run_pipeline.py --set grpo.agent=stage2_grpo.examples.langgraph_agent:play
@@ -17,7 +17,7 @@ from langgraph.errors import GraphRecursionError
 from langgraph.prebuilt import create_react_agent
 from pydantic import SecretStr
 
-from shared.agent.prompts import SYSTEM_PROMPT, TOOLS
+from shared.agent.prompts import prompts_of
 from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools
 
 
@@ -31,8 +31,9 @@ async def play(task: Assignment) -> None:
         max_retries=3,
         extra_body={"max_tokens": task.limits.max_turn_tokens},
     )
-    tools = [_tool(schema["function"], task.tools) for schema in TOOLS]
-    agent = create_react_agent(model.bind_tools(TOOLS), tools, prompt=SYSTEM_PROMPT)
+    prompts = prompts_of(task.limits)
+    tools = [_tool(schema["function"], task.tools) for schema in prompts.tools]
+    agent = create_react_agent(model.bind_tools(prompts.tools), tools, prompt=prompts.system)
     steps = 2 * task.limits.max_turns  # a turn is one step of the model and one of its tools
     with contextlib.suppress(GraphRecursionError):  # the last allowed turn still asked for a tool
         await agent.ainvoke({"messages": [("user", task.question.question)]}, {"recursion_limit": steps})

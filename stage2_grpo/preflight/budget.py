@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     questions = [one for split in ("train", "val", "test") for one in read_questions(question_file(run, split))]
     model = args.model or planned_model(config, run)[0]
     check_model_folder(model, "the measured model")
-    counter = Counter(model)
+    counter = Counter(model, config.agent)
     openings = [counter.opening(question.question) for question in questions]
     episodes = list(measure(files, questions, counter, config.sandbox))
     if not episodes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from shared.agent.prompts import TOOLS, opening_messages
+from shared.agent.prompts import prompts_of
 from shared.cli.machine import Drawback
 from shared.errors import UserError
 from shared.models.chat_template import ChatTemplate
@@ -54,11 +54,12 @@ def check_checkpoint(case: Case) -> str:
 def check_template(case: Case) -> str:
     """The first prompt shows tools and question, calls have the form of stage 1, prompts only grow, turns end."""
     template = ChatTemplate.from_folder(case.folder)
-    opening = opening_messages("How many?")
+    prompts = prompts_of(case.config.agent)
+    opening, tools = prompts.opening("How many?"), prompts.tools
     function = {"name": _CALL.name, "arguments": json.dumps(_CALL.arguments, ensure_ascii=False)}
     call: Message = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-    prompt, longer = template.render(opening, TOOLS, prompt=True), template.render([*opening, call], TOOLS)
-    shown = [tool["function"][key] for tool in TOOLS for key in ("name", "description")]
+    prompt, longer = template.render(opening, tools, prompt=True), template.render([*opening, call], tools)
+    shown = [tool["function"][key] for tool in tools for key in ("name", "description")]
     ending = template.special_tokens.get("eos_token", "")
     if unseen := [text for text in (*shown, "How many?") if text not in prompt]:
         raise UserError(
@@ -88,7 +89,7 @@ def check_template(case: Case) -> str:
                 f"{file} names the eos token id {named}, but turns end with {ending!r} ({ids[0]}), so what reads that "
                 f"file does not stop there; set its eos_token_id to {ids[0]}, or run stage 1 again."
             )
-    return f"{len(TOOLS)} tools and the question in the first prompt; calls in Hermes form; prompts only grow"
+    return f"{len(tools)} tools and the question in the first prompt; calls in Hermes form; prompts only grow"
 
 
 def check_names(case: Case) -> str:
@@ -143,8 +144,9 @@ def check_context(case: Case) -> str:
     """Every first prompt fits, and the lengths of prompt, episode, row and server agree."""
     agent = case.config.agent
     template, tokenizer = ChatTemplate.from_folder(case.folder), Tokenizer.from_folder(case.folder)
+    prompts = prompts_of(agent)
     lengths = {
-        question.id: tokenizer.count(template.render(opening_messages(question.question), TOOLS, prompt=True))
+        question.id: tokenizer.count(template.render(prompts.opening(question.question), prompts.tools, prompt=True))
         for question in (*case.train, *case.validation)
     }
     longest, shortest = max(lengths.values(), default=0), min(lengths.values(), default=0)

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from shared.agent.prompts import TOOLS, opening_messages
+from shared.agent.prompts import prompts_of
 from shared.agent.tools import Toolbox
-from shared.config.schema import Config, SandboxConfig
+from shared.config.schema import AgentConfig, Config, SandboxConfig
 from shared.models.chat_template import ChatTemplate
 from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Message, Question, ToolCall
@@ -51,24 +51,27 @@ class EpisodeLengths:
 
 
 class Counter:
-    """Counts conversations as the server will: with the chat template and tokenizer of one model folder."""
+    """Counts conversations as the server will: with chat template and tokenizer of a model folder, and the tools."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, agent: AgentConfig) -> None:
+        self.agent, self._prompts = agent, prompts_of(agent)
         self.tokenizer = Tokenizer.from_folder(folder)
         self._template = ChatTemplate.from_folder(folder)
         self._end = self._template.special_tokens.get("eos_token", "")
 
     def opening(self, question: str) -> int:
         """Tokens of the first prompt for a question."""
-        return self.tokenizer.count(self._template.render(opening_messages(question), TOOLS, prompt=True))
+        return self.tokenizer.count(
+            self._template.render(self._prompts.opening(question), self._prompts.tools, prompt=True)
+        )
 
     def prompts_and_answers(self, messages: Sequence[Message]) -> list[tuple[int, int]]:
         """Tokens of prompt and answer of each turn; what the template writes after an answer is the next prompt's."""
         counts = []
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
-                prompt = self._template.render(messages[:i], TOOLS, prompt=True)
-                text = self._template.render(messages[: i + 1], TOOLS)[len(prompt) :]
+                prompt = self._template.render(messages[:i], self._prompts.tools, prompt=True)
+                text = self._template.render(messages[: i + 1], self._prompts.tools)[len(prompt) :]
                 if self._end in text:
                     text = text[: text.rfind(self._end) + len(self._end)]
                 counts.append((self.tokenizer.count(prompt), self.tokenizer.count(text)))
@@ -80,6 +83,7 @@ def measure(
 ) -> Iterator[EpisodeLengths]:
     """The lengths of all episodes in traces and recordings, with their observations run again without a limit."""
     databases = {question.id: question.database for question in questions}
+    unlimited = counter.agent.model_copy(update={"observation_tokens": _NO_LIMIT})
 
     @cache
     def opened(database: str) -> Database:
@@ -87,7 +91,7 @@ def measure(
 
     @cache
     def uncut(database: str, name: str, arguments: str) -> int:
-        toolbox = Toolbox(opened(database), counter.tokenizer, _NO_LIMIT)  # a fresh one has seen no call before
+        toolbox = Toolbox(opened(database), counter.tokenizer, unlimited)  # a fresh one has seen no call before
         return counter.tokenizer.count(toolbox.run(ToolCall(name, json.loads(arguments))).text)
 
     for row in (row for file in files for row in JsonlTail(file).new_rows()):

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from shared.agent.prompts import TOOLS, opening_messages
+from shared.agent.prompts import prompts_of
 from shared.cli.machine import Drawback
 from shared.config.schema import Config
 from shared.errors import UserError
@@ -77,7 +77,7 @@ def trainer_model_name(case: Case) -> str:
 
 def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[Finding]:
     """Register the server as `model`, as the trainer would, dictate calls, await the controller's episode."""
-    parser = case.config.vllm.tool_call_parser
+    parser, prompts = case.config.vllm.tool_call_parser, prompts_of(case.config.agent)
     forms = _FORMS if parser == "qwen25_coder" else {"<tool_call>": _FORMS["<tool_call>"]}
     with rollouts.client(_REQUEST_SECONDS) as http:
         register(http, model, endpoint)
@@ -86,8 +86,8 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
         path = f"/proxy/rollout/{rollout_id}/attempt/doctor/mode/train/openai/v1/chat/completions"
         request = {
             "model": "auto",
-            "messages": opening_messages(case.train[0].question),
-            "tools": TOOLS,
+            "messages": prompts.opening(case.train[0].question),
+            "tools": prompts.tools,
             "max_tokens": case.config.agent.max_turn_tokens,
         }
         answers = {
@@ -113,14 +113,15 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
 def _prompt(case: Case, ids: list[int]) -> str:
     """The prompt that the server really gave the model holds the tools."""
     text = Tokenizer.from_folder(case.folder).decode(ids, skip_special=False)
-    for function in (tool["function"] for tool in TOOLS):
+    tools = prompts_of(case.config.agent).tools
+    for function in (tool["function"] for tool in tools):
         if function["description"] not in text:  # the system prompt holds the names
             raise UserError(
                 f"The first prompt as the server rendered it ({len(ids)} tokens) does not describe the tool "
                 f"{function['name']}, so the model cannot call it; use the merged model of stage 1, which carries a "
                 "tool-aware chat template."
             )
-    return f"the server's first prompt has {len(ids)} tokens and holds all {len(TOOLS)} tools"
+    return f"the server's first prompt has {len(ids)} tokens and holds all {len(tools)} tools"
 
 
 def _parser(config: Config, bodies: Mapping[str, dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ import httpx
 
 from shared.agent.chat_client import ChatClient
 from shared.agent.episode import run_episode
-from shared.agent.tools import Toolbox
+from shared.agent.tools import Toolbox, load_function
 from shared.cli.command_line import run_main
 from shared.config.schema import Config
 from shared.errors import UserError
@@ -33,7 +33,7 @@ from shared.records import Episode, Question, Reward, StopReason
 from shared.reward.reward import judge
 from shared.runs.manifest import write_json
 from shared.sql.database import Database
-from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools, load_agent, play
+from stage2_grpo.rollouts.custom_agent import Assignment, RecordingTools, play
 
 SETTINGS_FILE = "agents.json"  # the AgentSettings, in the folder of the stage
 
@@ -91,7 +91,7 @@ class EpisodeRunner:
         self._config = config
         self._tokenizer = Tokenizer.from_folder(model_folder)
         self._databases: dict[str, Database] = {}
-        self._agent = load_agent(config.grpo.agent) if config.grpo.agent else None
+        self._agent = load_function("grpo.agent", config.grpo.agent) if config.grpo.agent else None
 
     async def run(self, question: Question, openai_base_url: str, key: str) -> Episode:
         """The judged episode; it has no reward after an infrastructure failure."""
@@ -99,7 +99,7 @@ class EpisodeRunner:
         if question.database not in self._databases:
             self._databases[question.database] = Database(question.database, self._config.sandbox)
         database = self._databases[question.database]
-        toolbox = Toolbox(database, self._tokenizer, limits.observation_tokens, question.question)
+        toolbox = Toolbox(database, self._tokenizer, limits, question.question)
         if self._agent:
             tools = RecordingTools(toolbox)
             task = Assignment(question, tools, openai_base_url, key, limits, grpo.call_timeout_seconds)

@@ -16,7 +16,6 @@ stage 1 taught, runs SQL through `task.tools` alone, and keeps to `task.limits`.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 import re
 import time
@@ -28,9 +27,9 @@ import httpx
 
 from shared.agent.chat_client import Completion, InfrastructureError, overflows_context, read_completion
 from shared.agent.episode import TurnReader, ending, submission
+from shared.agent.prompts import prompts_of
 from shared.agent.tools import Observation, Toolbox
 from shared.config.schema import AgentConfig
-from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from shared.records import Episode, Question, StopReason, ToolCall, Turn
 
@@ -39,7 +38,7 @@ _ROLLOUT = re.compile(r"(.*)/proxy/rollout/([^/]+)/")
 
 @dataclass(frozen=True)
 class RecordingTools:
-    """The three tools on the question's database; `run` may be called from any thread."""
+    """The agent's tools on the question's database; `run` may be called from any thread."""
 
     toolbox: Toolbox = field(repr=False)
     ran: list[tuple[ToolCall, Observation]] = field(default_factory=list)
@@ -67,23 +66,6 @@ class Assignment:
 Agent = Callable[[Assignment], Coroutine[Any, Any, Any]]
 
 
-def load_agent(name: str) -> Agent:
-    """The function that grpo.agent names; raises UserError when there is none."""
-    module, _, function = name.partition(":")
-    try:
-        agent: Agent = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
-        raise UserError(
-            f"Setting grpo.agent is {name!r}, which cannot be loaded ({error}); write module:function, and install what the "
-            "module imports."
-        ) from error
-    if not callable(agent):
-        raise UserError(
-            f"Setting grpo.agent is {name!r}, which is not a function; see stage2_grpo/rollouts/custom_agent.py."
-        )
-    return agent
-
-
 async def play(agent: Agent, task: Assignment, tokenizer: Tokenizer) -> Episode:
     """Let the agent play, then read the episode from the gateway. A failing agent or gateway is an ending."""
     start, error = time.monotonic(), ""
@@ -103,16 +85,12 @@ async def play(agent: Agent, task: Assignment, tokenizer: Tokenizer) -> Episode:
         requests = [event["data"] for event in answer.raise_for_status().json()]
     except (httpx.HTTPError, ValueError) as failure:
         error = error or f"the gateway's record cannot be read: {failure!r}"
-    episode = read_episode(task.question, requests, task.tools.ran, tokenizer, error)
+    episode = read_episode(task, requests, tokenizer, error)
     return dataclasses.replace(episode, seconds=time.monotonic() - start)
 
 
 def read_episode(
-    question: Question,
-    requests: Sequence[dict[str, Any]],
-    ran: Sequence[tuple[ToolCall, Observation]],
-    tokenizer: Tokenizer,
-    error: str = "",
+    task: Assignment, requests: Sequence[dict[str, Any]], tokenizer: Tokenizer, error: str = ""
 ) -> Episode:
     """The episode that these requests (`request`, `response`, `http_status` of each) and tool runs amount to.
 
@@ -121,7 +99,7 @@ def read_episode(
     # Clients repeat a request. Of equal conversations the last one counts, as for the trainer.
     last_tries = {json.dumps(entry["request"].get("messages")): entry for entry in requests}.values()
     answered = [entry for entry in last_tries if entry["http_status"] == 200]
-    reader, left = TurnReader(tokenizer), list(ran)
+    reader, left = TurnReader(tokenizer, prompts_of(task.limits).tools), list(task.tools.ran)
     turns: list[Turn] = []
     completion: Completion | None = None
     try:
@@ -138,7 +116,7 @@ def read_episode(
         stop = ending(turns[-1], completion.finish_reason, is_last=True) or StopReason.TURN_LIMIT
     last = answered[len(turns) - 1] if turns else None
     return Episode(
-        question_id=question.id,
+        question_id=task.question.id,
         turns=tuple(turns),
         stop=stop,
         submitted_sql=submission(stop, turns),

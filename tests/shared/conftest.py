@@ -25,7 +25,7 @@ def tokenizer() -> Tokenizer:
 
 @pytest.fixture
 def toolbox(tmp_path: Path, tokenizer: Tokenizer) -> Toolbox:
-    return Toolbox(insurance(tmp_path), tokenizer, LIMITS.observation_tokens)
+    return Toolbox(insurance(tmp_path), tokenizer, LIMITS)
 
 
 @pytest.fixture

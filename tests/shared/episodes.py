@@ -13,7 +13,13 @@ from shared.records import Episode, Question, ToolCall
 from shared.tool_calls import render_turn
 
 QUESTION = Question("q1", "insurance", "How many claims are there?", "SELECT count(*) FROM claims", "insurance.sqlite")
-LIMITS = AgentConfig(max_turns=8, max_turn_tokens=400, context_tokens=20_000, observation_tokens=200)
+LIMITS = AgentConfig(max_turns=8, max_turn_tokens=400, context_tokens=20_000, observation_tokens=200, tools=None)
+
+
+def observing(tokens: int) -> AgentConfig:
+    return LIMITS.model_copy(update={"observation_tokens": tokens})
+
+
 COUNT = "SELECT count(*) FROM claims"
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
+from shared.records import ToolCall
 from stage1_sft.synthesize import build, synthesize
 from stage1_sft.traces import Trace, calls_of, flaw
 from tests.beside import REAL_DATA, needs_real_data
@@ -36,6 +37,19 @@ def test_a_plain_trace_searches_reads_columns_queries_and_answers(tmp_path: Path
     assert trace["trained"] == [role == "assistant" for role in roles]
     assert "Ann O'Hara" in trace["messages"][-2]["content"]
     assert trace["messages"][-1]["content"] == "The answer is Ann O'Hara."
+
+
+def test_an_own_tool_is_called_first_where_it_has_an_answer_to_words_of_the_question(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    traces = _traces(tmp_path, tokenizer, *PLAIN, "agent.tools=shared.agent.glossary:lookup_term")
+    asked = {trace["messages"][1]["content"]: calls_of(trace["messages"][2])[0] for trace in traces}
+    assert asked["How many policies have kind 'car'?"] == ToolCall("lookup_term", {"term": "How many"})
+    assert asked["Which claims have an amount above 1000?"].name == "search_schema"
+    assert all('"lookup_term"' in trace["tools"] for trace in traces)
+    assert (
+        "count(*), or" in next(t for t in traces if "How many" in t["messages"][1]["content"])["messages"][3]["content"]
+    )
 
 
 def test_the_same_seed_gives_the_same_traces_and_another_seed_others(tmp_path: Path, tokenizer: Tokenizer) -> None:

@@ -63,9 +63,7 @@ def turns(tokenizer: Any, model: Path, question: Question, sql: str) -> Iterator
     """Prompt and answer of both turns of an episode that runs `sql`, as token ids."""
     limits = load_config(PIPELINE, "cpu")
     call, opening = ToolCall("execute_sql", {"sql": sql}), opening_messages(question.question)
-    toolbox = Toolbox(
-        Database(question.database, limits.sandbox), Tokenizer.from_folder(model), limits.agent.observation_tokens
-    )
+    toolbox = Toolbox(Database(question.database, limits.sandbox), Tokenizer.from_folder(model), limits.agent)
     called = {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
     asked = {"role": "assistant", "content": "", "tool_calls": [called]}
     observed = {"role": "tool", "content": toolbox.run(call).text}

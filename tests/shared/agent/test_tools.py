@@ -12,6 +12,7 @@ import pytest
 from shared.agent.tools import Toolbox
 from shared.records import ToolCall
 from shared.sql.database import Database, SqlError, quoted
+from tests.shared.episodes import observing
 from tests.shared.examples import LIMITS, insurance, insurance_file, tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -19,7 +20,7 @@ TOKENIZER = tiny_tokenizer()
 
 @pytest.fixture
 def toolbox(tmp_path: Path) -> Toolbox:
-    return Toolbox(insurance(tmp_path), TOKENIZER, 400)
+    return Toolbox(insurance(tmp_path), TOKENIZER, observing(400))
 
 
 def sql(toolbox: Toolbox, query: str) -> str:
@@ -48,14 +49,18 @@ def test_a_search_without_a_match_falls_back_to_all_tables_and_what_they_hold(qu
 
 
 def test_a_fallback_that_has_no_room_for_columns_still_names_every_table(tmp_path: Path) -> None:
-    lines = Toolbox(insurance(tmp_path), TOKENIZER, 60).run(ToolCall("search_schema", {"query": "zebra"})).text
+    lines = (
+        Toolbox(insurance(tmp_path), TOKENIZER, observing(60)).run(ToolCall("search_schema", {"query": "zebra"})).text
+    )
     assert lines.startswith('Nothing matches "zebra". Tables: customers, policies, claims.')
 
 
 def test_a_question_without_spaces_between_its_words_finds_its_tables(tmp_path: Path) -> None:
     customers = 'CREATE TABLE "客户" ("客户编号" INTEGER PRIMARY KEY, "姓名" TEXT);'
     toolbox = Toolbox(
-        insurance(tmp_path, customers + 'CREATE TABLE "订单" ("订单编号" INTEGER, "金额" REAL);'), TOKENIZER, 400
+        insurance(tmp_path, customers + 'CREATE TABLE "订单" ("订单编号" INTEGER, "金额" REAL);'),
+        TOKENIZER,
+        observing(400),
     )
     text = toolbox.run(ToolCall("search_schema", {"query": "每个客户的订单金额是多少"})).text
     assert text.splitlines() == [
@@ -66,7 +71,11 @@ def test_a_question_without_spaces_between_its_words_finds_its_tables(tmp_path: 
 
 def test_a_search_shows_at_most_five_tables(tmp_path: Path) -> None:
     extra = "".join(f"CREATE TABLE extra_{i} (claim TEXT);" for i in range(9))
-    text = Toolbox(insurance(tmp_path, extra), TOKENIZER, 400).run(ToolCall("search_schema", {"query": "claims"})).text
+    text = (
+        Toolbox(insurance(tmp_path, extra), TOKENIZER, observing(400))
+        .run(ToolCall("search_schema", {"query": "claims"}))
+        .text
+    )
     assert len(text.splitlines()) == 5
     assert text.startswith("claims (")
 
@@ -102,7 +111,7 @@ INSERT INTO orders VALUES
 
 
 def columns(folder: Path, cap: int, question: str, search: str = "") -> list[str]:
-    toolbox = Toolbox(insurance(folder, WIDE), TOKENIZER, cap, question)
+    toolbox = Toolbox(insurance(folder, WIDE), TOKENIZER, observing(cap), question)
     toolbox.run(ToolCall("search_schema", {"query": search}))
     text = toolbox.run(ToolCall("get_columns", {"table": "orders"})).text
     assert TOKENIZER.count(text) <= cap
@@ -143,7 +152,7 @@ def test_an_unknown_table_is_answered_with_the_nearest_one(toolbox: Toolbox) -> 
 
 def test_names_that_need_quotes_are_shown_in_quotes(tmp_path: Path) -> None:
     extra = 'CREATE TABLE "order" ("First Name" TEXT, "group" INT, plain); INSERT INTO "order" VALUES (\'x\', 1, x\'00ff\');'
-    toolbox = Toolbox(insurance(tmp_path, extra), TOKENIZER, 400)
+    toolbox = Toolbox(insurance(tmp_path, extra), TOKENIZER, observing(400))
     assert toolbox.run(ToolCall("get_columns", {"table": "order"})).text.splitlines() == [
         '"order": 1 row',
         "\"First Name\" TEXT, e.g. 'x'",
@@ -181,12 +190,12 @@ def test_more_rows_than_shown_are_counted(toolbox: Toolbox) -> None:
     ],
 )
 def test_no_answer_exceeds_the_cap(call: ToolCall, cap: int, tmp_path: Path) -> None:
-    text = Toolbox(insurance(tmp_path), TOKENIZER, cap).run(call).text
+    text = Toolbox(insurance(tmp_path), TOKENIZER, observing(cap)).run(call).text
     assert 0 < TOKENIZER.count(text) <= cap
 
 
 def test_a_cut_result_keeps_header_and_count(tmp_path: Path) -> None:
-    toolbox = Toolbox(insurance(tmp_path), TOKENIZER, 60)
+    toolbox = Toolbox(insurance(tmp_path), TOKENIZER, observing(60))
     lines = sql(toolbox, "SELECT a.claim_id, a.note FROM claims a, claims b").splitlines()
     assert lines[0] == "claim_id | note"
     assert 0 < len(lines) - 2 < 9
@@ -195,7 +204,7 @@ def test_a_cut_result_keeps_header_and_count(tmp_path: Path) -> None:
 
 def test_long_values_are_shortened_before_rows_are_dropped_entirely(tmp_path: Path) -> None:
     lines = sql(
-        Toolbox(insurance(tmp_path), TOKENIZER, 50),
+        Toolbox(insurance(tmp_path), TOKENIZER, observing(50)),
         "SELECT note || note || note AS story FROM claims WHERE claim_id = 3",
     )
     assert lines.splitlines()[0] == "story"
@@ -205,7 +214,9 @@ def test_long_values_are_shortened_before_rows_are_dropped_entirely(tmp_path: Pa
 
 def test_cut_columns_are_counted(tmp_path: Path) -> None:
     lines = (
-        Toolbox(insurance(tmp_path), TOKENIZER, 45).run(ToolCall("get_columns", {"table": "claims"})).text.splitlines()
+        Toolbox(insurance(tmp_path), TOKENIZER, observing(45))
+        .run(ToolCall("get_columns", {"table": "claims"}))
+        .text.splitlines()
     )
     assert lines[0] == "claims: 3 rows"
     assert lines[-1].startswith("... ")
@@ -321,7 +332,9 @@ def test_a_slow_query_is_answered_with_advice(toolbox: Toolbox) -> None:
 
 def test_the_row_cap_of_the_settings_reaches_the_model(tmp_path: Path) -> None:
     database = insurance(tmp_path, limits=LIMITS.model_copy(update={"max_rows": 2}))
-    assert sql(Toolbox(database, TOKENIZER, 400), "SELECT claim_id FROM claims").endswith("(first 2 of 2+ rows)")
+    assert sql(Toolbox(database, TOKENIZER, observing(400)), "SELECT claim_id FROM claims").endswith(
+        "(first 2 of 2+ rows)"
+    )
     with pytest.raises(SqlError):
         database.execute("SELECT")
 
@@ -331,7 +344,9 @@ def test_the_row_cap_of_the_settings_reaches_the_model(tmp_path: Path) -> None:
 )
 def test_a_table_of_any_name_is_reached_as_it_is_called_and_as_it_is_shown(name: str, tmp_path: Path) -> None:
     table = quoted(name)
-    box = Toolbox(insurance(tmp_path, f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, x TEXT);"), TOKENIZER, 400)
+    box = Toolbox(
+        insurance(tmp_path, f"CREATE TABLE {table} (id INTEGER PRIMARY KEY, x TEXT);"), TOKENIZER, observing(400)
+    )
     for written in (name, table, f"main.{table}"):
         found = box.run(ToolCall("get_columns", {"table": written}))
         assert found.ok
@@ -345,7 +360,7 @@ def test_columns_are_shown_beside_a_cell_of_many_bytes(tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("INSERT INTO papers VALUES (1, 'lake', ?), (2, 'sea', 'short')", ("word " * 500_000,))
     limits = LIMITS.model_copy(update={"timeout_seconds": 10.0})
-    found = Toolbox(Database(path, limits), TOKENIZER, 400).run(ToolCall("get_columns", {"table": "papers"}))
+    found = Toolbox(Database(path, limits), TOKENIZER, observing(400)).run(ToolCall("get_columns", {"table": "papers"}))
     assert found.text.splitlines() == [
         "papers: 2 rows",
         "id INTEGER PK, e.g. 1, 2",
@@ -358,7 +373,9 @@ def test_full_text_tables_are_shown_as_tables(tmp_path: Path) -> None:
     extra = (
         "CREATE VIRTUAL TABLE docs USING fts5(title, body); INSERT INTO docs VALUES ('First steps', 'open the box');"
     )
-    found = Toolbox(insurance(tmp_path, extra), TOKENIZER, 400).run(ToolCall("get_columns", {"table": "docs"}))
+    found = Toolbox(insurance(tmp_path, extra), TOKENIZER, observing(400)).run(
+        ToolCall("get_columns", {"table": "docs"})
+    )
     assert found.text.splitlines()[:2] == ["docs: 1 row", "title, e.g. 'First steps'"]
 
 
@@ -371,7 +388,7 @@ def test_full_text_tables_are_shown_as_tables(tmp_path: Path) -> None:
 )
 def test_a_large_answer_is_cut_in_time(query: str, tmp_path: Path) -> None:
     limits = LIMITS.model_copy(update={"timeout_seconds": 5.0, "max_rows": 20_000, "max_result_bytes": 4_000_000})
-    box = Toolbox(insurance(tmp_path, limits=limits), TOKENIZER, 400)
+    box = Toolbox(insurance(tmp_path, limits=limits), TOKENIZER, observing(400))
     box.run(ToolCall("execute_sql", {"sql": "SELECT 1"}))
     start = time.monotonic()
     text = sql(box, query)
@@ -382,7 +399,7 @@ def test_a_large_answer_is_cut_in_time(query: str, tmp_path: Path) -> None:
 def test_columns_of_a_slow_view_come_within_the_time_limit(tmp_path: Path) -> None:
     slow = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c WHERE x < 150000) SELECT"
     columns = ", ".join(f"max(x) AS c{i}" for i in range(40))
-    box = Toolbox(insurance(tmp_path, f"CREATE VIEW slow AS {slow} {columns} FROM c;"), TOKENIZER, 400)
+    box = Toolbox(insurance(tmp_path, f"CREATE VIEW slow AS {slow} {columns} FROM c;"), TOKENIZER, observing(400))
     box.run(ToolCall("execute_sql", {"sql": "SELECT 1"}))
     start = time.monotonic()
     box.run(ToolCall("get_columns", {"table": "slow"}))

@@ -22,12 +22,13 @@ from tests.shared.chatml import render
 from tests.shared.examples import LIMITS, insurance_file
 from tests.stage2_grpo.checkpoints.checkpoint_folder import ROOT, checkpoint, healthy_case
 
+AGENT = load_config(ROOT / "pipeline.yaml", "cpu").agent
 RECORDED = Path(__file__).with_name("recorded_episodes.jsonl")  # by vLLM, in an evaluation after stage 1 on a CPU
 
 
 @pytest.fixture
 def counter(tmp_path: Path) -> Counter:
-    return Counter(checkpoint(tmp_path / "model"))
+    return Counter(checkpoint(tmp_path / "model"), AGENT)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def measured(rows: list[dict[str, object]], counter: Counter, folder: Path) -> l
 def test_counts_are_those_of_the_server_in_a_recorded_run(tmp_path: Path) -> None:
     from stage1_sft.base_model import resolve
 
-    counter = Counter(resolve("smollm2-135m", tmp_path))
+    counter = Counter(resolve("smollm2-135m", tmp_path), AGENT)
     rows = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
     differences = []
     for row in rows:

@@ -13,13 +13,14 @@ import httpx
 import pytest
 
 from shared.agent.prompts import TOOLS, opening_messages
+from shared.agent.tools import load_function
 from shared.config.load import load_config
 from shared.errors import UserError
 from shared.models.tokenizer import Tokenizer
 from shared.records import Episode, Question, Reward, StopReason, ToolCall
 from shared.tool_calls import render_turn
 from stage2_grpo.rollouts.agent import RolloutTask, make_handler
-from stage2_grpo.rollouts.custom_agent import Assignment, load_agent
+from stage2_grpo.rollouts.custom_agent import Assignment
 from tests.scripted_server import Reply, ScriptedModel
 from tests.shared.examples import insurance_file, tokenizer_folder
 from tests.stage2_grpo.rollouts.scripted_gateway import KEY, scripted_gateway
@@ -131,7 +132,7 @@ def test_an_endpoint_that_fails_is_lost_not_wrong(tmp_path: Path) -> None:
 )
 def test_an_agent_that_cannot_be_loaded_is_named(name: str) -> None:
     with pytest.raises(UserError, match=r"grpo\.agent is "):
-        load_agent(name)
+        load_function("grpo.agent", name)
 
 
 def test_an_agent_that_is_no_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,4 +141,4 @@ def test_an_agent_that_is_no_python_is_named(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         UserError, match=r"grpo\.agent is 'agent_of_today:play', .*\(expected ':' \(agent_of_today\.py, line 1\)\)"
     ):
-        load_agent("agent_of_today:play")
+        load_function("grpo.agent", "agent_of_today:play")
