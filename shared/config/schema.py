@@ -387,7 +387,7 @@ class EvaluateConfig(Section):
     )
     samples: Positive = Field(
         le=1000,
-        description="episodes per question; from 2 on also pass@k and majority vote, with a temperature above 0",
+        description="episodes per question; from 2 on also mean@k, pass@k and majority vote, with a temperature above 0",
     )
     concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
     temperature: Number = Field(description="0 = greedy")
