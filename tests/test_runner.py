@@ -211,6 +211,7 @@ def test_two_runners_do_not_share_a_run(options: list[str], directory: RunDirect
         (["--run-name"], "--run-name needs a value"),
         (["--run-name", "../x"], "may hold only letters"),
         (["cehck"], "`run_pipeline.py` has no command 'cehck'; did you mean check?"),
+        (["ask", "--datbase", "x", "--database", "y"], "`run_pipeline.py ask` has no option --datbase; did you mean"),
         (["check", "--fsat"], "`run_pipeline.py check` has no option --fsat; did you mean --fast?"),
         (["--profile", "cpu", "check"], "The command check must come first: `run_pipeline.py check ...`."),
     ],

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shared.cli.command_line import add_profile
+from shared.cli.command_line import Parser, add_profile
 
 
 def ask_parser() -> argparse.ArgumentParser:
     """The options of `ask`."""
-    parser = argparse.ArgumentParser(prog="run_pipeline.py ask", description="Ask the trained agent about a database.")
+    parser = Parser("run_pipeline.py ask", "Ask the trained agent about a database.")
     parser.add_argument("question", nargs="?", help="without one, a prompt asks for one after the other")
     parser.add_argument(
         "--json", action="store_true", help="one JSON object for each question, with all rows and steps"
@@ -21,7 +21,7 @@ def ask_parser() -> argparse.ArgumentParser:
 def serve_parser() -> argparse.ArgumentParser:
     """The options of `serve`."""
     text = "Serve the trained agent on 127.0.0.1: a web page, an OpenAI-compatible endpoint, an MCP server."
-    parser = argparse.ArgumentParser(prog="run_pipeline.py serve", description=text)
+    parser = Parser("run_pipeline.py serve", text)
     parser.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes a free one")
     parser.add_argument("--no-key", action="store_true", help="let every program on this machine ask")
     parser.add_argument("--stdio", action="store_true", help="only the tools, as an MCP server on stdin and stdout")
