@@ -100,8 +100,8 @@ def first_statement_without_distinct(sql: str) -> str:
     """What the evaluator runs of `sql`; raises Unreadable when there is nothing that could be run.
 
     It reads SQL with the Python package sqlparse, whose habits are kept: a word is left alone in quotes and comments, a
-    semicolon inside parentheses or BEGIN … END ends nothing, the word GO ends a statement, and texts beyond its limits are
-    not read at all.
+    semicolon inside parentheses or BEGIN … END ends nothing, the word GO ends a statement, and texts beyond its limits
+    are not read at all.
     """
     for spaced, operator in _SPACED_OPERATORS:
         sql = sql.replace(spaced, operator)
