@@ -130,7 +130,7 @@ def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
 
 
 def call_forms(models: Mapping[str, Conformance]) -> tuple[list[str], list[list[str]]]:
-    """Header and one row per model that wrote anything: shares of its texts by call format, and the calls of each parser."""
+    """Header and one row per model that wrote anything: its texts by call format, and the calls of each parser."""
     written = {label: found for label, found in models.items() if found.families}
     order = ("hermes", "tools_tag", "fenced", "bare", "xml", "python", "react", "malformed", "no call")
     forms = [form for form in order if any(found.families[form] for found in written.values())]
