@@ -24,7 +24,7 @@ from shared.runs.manifest import RunDirectory, question_file
 from shared.runs.output_paths import refuse_overwriting
 from stage2_grpo.checkpoints import files, resume
 from stage2_grpo.checkpoints.export import export
-from stage2_grpo.inputs import refuse_missing_agent, starting_model, total_steps
+from stage2_grpo.inputs import fit_to_questions, fitted, refuse_missing_agent, starting_model, total_steps
 from stage2_grpo.monitoring.server_watch import ServerWatch
 from stage2_grpo.monitoring.step_log import reconcile_logs, stream_steps
 from stage2_grpo.monitoring.tripwires import Row, Trip, best_step, kept_steps, tripped, validations_since_best
@@ -50,11 +50,14 @@ def run(config: Config, run: RunDirectory) -> Path:
     adopted = resume.adopted_step(run.grpo, inputs, config.safety.changed)
     started = time.monotonic()
     kept = training_questions(config, run, model, questions)
-    total = total_steps(config, len(kept))
+    fit = fit_to_questions(config, len(kept))
+    if changes := fitted(config, fit):
+        print(f"grpo: {len(kept)} training questions, so {changes}", flush=True)
+    total = total_steps(fit, len(kept))
     refuse_nothing_to_train(adopted, total)
     resume.begin(run.grpo, inputs, config.safety.changed)  # last: a refusal leaves a finished run in its place
     write_jsonl(run.grpo / "train.jsonl", kept)
-    train_policy(config, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
+    train_policy(fit, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
     return export_and_finish(config, run, model, inputs, started)
 
 
@@ -178,7 +181,7 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
 
 
 def failure(log: Path, status: int, reached: int, total: int) -> str:
-    """One sentence on why the trainer ended early: the weight guard's, else its death, else the last error in its log."""
+    """One sentence on why the trainer ended early: weight guard or memory, else its death, else the log's last error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [
@@ -186,9 +189,10 @@ def failure(log: Path, status: int, reached: int, total: int) -> str:
         for line in lines
         if re.search(r"(WeightsOutOfSync|PolicyNotFinite|CpuBackendError|PinnedCodeChanged|Error): ", line)
     ]
-    guard = [line for line in errors if "WeightsOutOfSync" in line or "PolicyNotFinite" in line]
+    # These come before the last error, because what they end fails in other ways while it shuts down.
+    first = [line for line in errors if re.search("WeightsOutOfSync|PolicyNotFinite|OutOfMemoryError", line)]
     killed = ["it was ended by SIGKILL, most likely for lack of memory"] if status == 128 + signal.SIGKILL else []
-    cause = (guard or killed or errors or lines or ["it wrote no log"])[-1].strip()
+    cause = (first or killed or errors or lines or ["it wrote no log"])[-1].strip()
     cause = re.sub(r"^\[\d{4}-\S+ [^]]*\] \S+: ", "", cause)  # Ray's time stamp, process and source line
     if "ActorDiedError: " in cause and (dead := re.findall(r"^\s*class_name: (\w+)", "\n".join(lines), re.MULTILINE)):
         cause += f" It was {dead[-1]}, which ran out of memory, most likely."

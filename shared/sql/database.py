@@ -1,7 +1,7 @@
 """A SQLite database that a model may query: schema, results, and errors it can act on.
 
-The SQL itself runs in separate small processes; shared/sql/sandbox.py says what it may do there and what stops it. Calls
-may come from any thread.
+The SQL itself runs in separate small processes; shared/sql/sandbox.py says what it may do there and what stops it.
+Calls may come from any thread.
 """
 
 from __future__ import annotations
@@ -92,8 +92,9 @@ class Database:
         """Tables, columns and keys. Views that SQLite itself cannot resolve are left out."""
         with self._blaming_the_file(), contextlib.closing(connect(self._uri)) as connection:
             names = connection.execute(
-                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!' "
-                "AND name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow')"  # storage of virtual tables
+                "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') "
+                "AND name NOT LIKE 'sqlite!_%' ESCAPE '!' AND name NOT IN "
+                "(SELECT name FROM pragma_table_list WHERE type = 'shadow')"  # storage of virtual tables
             ).fetchall()
             tables = [_table(connection, name) for (name,) in names]
         return Schema(tuple(table for table in tables if table.columns))
@@ -116,7 +117,7 @@ class Database:
         return self._result(answer)
 
     def text_in_double_quotes(self, sql: str) -> str | None:
-        """The first "name" in `sql` that is no column, which SQLite therefore reads as a text; None if there is none."""
+        """The first "name" in `sql` that is no column, which SQLite reads as a text; None if there is none."""
         if '"' not in sql or len(sql) > MAX_SQL_LENGTH:
             return None
         found = ask("unknown_name", self._uri, sql, self.limits.timeout_seconds)
@@ -125,8 +126,8 @@ class Database:
     def official(self, statements: tuple[str, ...], seconds: float, decoding: str) -> list[Rows]:
         """Rows of statements run one after another as an official evaluator does: writing ones work, on a private copy.
 
-        Together they have `seconds`; SQLite's own limits apply and no row cap. `decoding` says how text that is not UTF-8 is
-        read: "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
+        Together they have `seconds`; SQLite's own limits apply and no row cap. `decoding` says how text that is not UTF-8
+        is read: "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
         """
         if any(len(sql) > MAX_OFFICIAL_SQL_LENGTH for sql in statements):
             raise SqlError("SQLite does not read so long a text.", "too_large")

@@ -91,4 +91,6 @@ def main(arguments: Sequence[str]) -> None:
     report.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(*lines, f"this report is in {report}", sep="\n")
     if status != "0":
-        raise UserError(f"The smoke test failed in {phase}; paste {report} into an issue, or read the logs in {run.path}.")
+        raise UserError(
+            f"The smoke test failed in {phase}; paste {report} into an issue, or read the logs in {run.path}."
+        )

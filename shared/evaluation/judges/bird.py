@@ -2,8 +2,8 @@
 
 Source: evaluation_ex.py, evaluation_f1.py and evaluation_utils.py of bird-bench/mini_dev. Both queries run unchanged on
 one connection, the prediction first, so what it deletes is missing from the gold's result too. Execution accuracy
-compares the sets of rows: duplicates and the order of rows are ignored, the order of columns matters, cells are compared
-exactly. Soft F1 drops duplicates, pairs the rows of both results by position and counts the cells they share. Whatever
+compares the sets of rows: duplicates and the order of rows are ignored, the order of columns matters, cells are
+compared exactly. Soft F1 drops duplicates, pairs the rows of both results by position and counts the cells they share. Whatever
 fails, text that is not UTF-8 included, is worth 0; so is a pair of queries that takes longer than the time limit.
 """
 

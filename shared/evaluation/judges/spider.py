@@ -20,6 +20,7 @@ from shared.errors import UserError
 from shared.evaluation.judges.execution import SECONDS, outcome
 from shared.reward.execution_match import Values, column_order_exists
 from shared.sql.database import Rows, SqlError
+from shared.sql.sandbox import MAX_OFFICIAL_SQL_LENGTH
 
 _SPACED_OPERATORS = (("> =", ">="), ("< =", "<="), ("! =", "!="))
 _CURRENT_YEAR = re.compile(r"YEAR\s*\(\s*CURDATE\s*\(\s*\)\s*\)\s*", re.IGNORECASE)
@@ -100,9 +101,10 @@ def first_statement_without_distinct(sql: str) -> str:
     """What the evaluator runs of `sql`; raises Unreadable when there is nothing that could be run.
 
     It reads SQL with the Python package sqlparse, whose habits are kept: a word is left alone in quotes and comments, a
-    semicolon inside parentheses or BEGIN … END ends nothing, the word GO ends a statement, and texts beyond its limits are
-    not read at all.
+    semicolon inside parentheses or BEGIN … END ends nothing, the word GO ends a statement, and texts beyond its limits
+    are not read at all.
     """
+    sql = sql[: MAX_OFFICIAL_SQL_LENGTH + 1]  # SQLite refuses a longer statement; scanning it would take GBs of memory
     for spaced, operator in _SPACED_OPERATORS:
         sql = sql.replace(spaced, operator)
     if not sql.strip():

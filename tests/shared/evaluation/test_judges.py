@@ -207,3 +207,11 @@ def test_a_slow_gold_names_the_time_limit(database: Path) -> None:
     endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c"
     with pytest.raises(UserError, match=r"takes longer than 0\.2 s; raise sandbox\.timeout_seconds"):
         spider_ex(endless, NAMES, database, seconds=0.2)
+
+
+def test_a_prediction_of_any_length_is_judged_quickly(database: Path) -> None:
+    endless_text, long_remainder = f"SELECT '{'x' * 20_000_000}'", f"{NAMES}; SELECT '{'x' * 20_000_000}'"
+    started = time.monotonic()
+    assert not spider_ex(NAMES, endless_text, database)
+    assert spider_ex(NAMES, long_remainder, database)
+    assert time.monotonic() - started < 5.0
