@@ -4,8 +4,8 @@
    entropy of the whole vocabulary for every token of prompt and observations, in bfloat16, one token after the other where
    flash_attn is missing. Here the language-model head runs on the trained places alone, and what follows runs in float32,
    chunk by chunk, with recomputation in the backward pass. The entropy has a gradient only if its coefficient is not 0.
-2. A single row needs no attention mask, which lets attention take its fast causal path. Positions are left to the model,
-   which counts from 0 as VERL does: given without a mask, transformers 4.57 looks for packed rows and makes a full mask.
+2. The attention mask says which tokens are padding, also where none is: without a mask transformers 4.57 looks for packed
+   rows and makes a full one, which keeps attention from its fast causal path.
 3. Rows without an advantage (a group with identical outcomes) are left out of the update, unless entropy is trained.
 4. Merged weights are rounded stochastically for the rollout server (rounding.py), and the share of the update that
    arrives is reported in `weight_sync.json`, in the stage's folder.
@@ -64,7 +64,7 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
 
     lengths = batch["input_ids"].offsets().diff().tolist()
     longest = max(lengths)
-    tokens = torch.nested.to_padded_tensor(batch["input_ids"], 0)
+    tokens, places = (torch.nested.to_padded_tensor(batch[name], 0) for name in ("input_ids", "position_ids"))
     loss_mask = batch["loss_mask"]
     prompts = batch["attention_mask"].sum(-1) - batch["attention_mask"][:, -loss_mask.shape[-1] :].sum(-1)
     trained = torch.zeros_like(tokens, dtype=torch.bool)  # [row, token]: whether the next token is trained
@@ -72,10 +72,10 @@ def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[A
         mask = loss_mask[row, : lengths[row] - prompt].bool()
         trained[row, prompt - 1 : prompt - 1 + len(mask)] = mask
     kept = trained.any(0).nonzero()[:, 0]
-    mask = None
-    if len(set(lengths)) > 1:
-        mask = torch.arange(longest, device=tokens.device)[None] < torch.tensor(lengths, device=tokens.device)[:, None]
-    logits = model(input_ids=tokens, attention_mask=mask, use_cache=False, logits_to_keep=kept).logits
+    mask = torch.arange(longest, device=tokens.device)[None] < torch.tensor(lengths, device=tokens.device)[:, None]
+    logits = model(
+        input_ids=tokens, attention_mask=mask, position_ids=places, use_cache=False, logits_to_keep=kept
+    ).logits
     row_of, column_of = trained[:, kept].nonzero(as_tuple=True)
     labels = tokens[row_of, kept[column_of] + 1]
     temperature = torch.as_tensor(batch["temperature"], dtype=torch.float32, device=tokens.device).expand(len(lengths))
