@@ -70,7 +70,7 @@ def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
         "SFT trains": {
             f"weights, {sft.dtype}": (2 if sft.dtype == "bfloat16" else 4) * size,
             "adapter with gradient and moments, float32: 16 B a weight": 16 * sft_adapter,
-            **_activations(shape, sft.batch_size * context, recomputed=sft.gradient_checkpointing),
+            **_activations(shape, sft.batch_size, context, recomputed=sft.gradient_checkpointing),
             f"logits of {_SFT_CHUNK} tokens at a time": CHUNK_BYTES[False] * _SFT_CHUNK * shape.vocabulary,
             "CUDA context": _CONTEXT,
         },
@@ -86,7 +86,7 @@ def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
             "weights, float32": 4 * size / cards,
             "bfloat16 copies of the embedding and two layers": 2 * embedding + 4 * layer,
             "gradient and moments, float32: 12 B a trained weight": 12 * adapter / cards,
-            **_activations(shape, rows, recomputed=grpo.gradient_checkpointing),
+            **_activations(shape, grpo.micro_batch_size, context, recomputed=grpo.gradient_checkpointing),
             f"logits of {rows} trained tokens, {LOGIT_BYTES} B each": LOGIT_BYTES * shape.vocabulary * rows,
             f"logits of {CHUNK} tokens at a time, float32": chunk_bytes(shape, config),
             "CUDA contexts of trainer and server": 2 * _CONTEXT,
@@ -103,14 +103,17 @@ def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
     return Fit(gib, blocks, blocks // -(-context // BLOCK_TOKENS["gpu"]), in_gib)
 
 
-def _activations(shape: ModelShape, tokens: int, *, recomputed: bool) -> dict[str, float]:
-    """Bytes that the layers keep for `tokens` tokens of a pass until its backward half."""
-    layer = tokens * layer_bytes(shape)
+def _activations(shape: ModelShape, rows: int, length: int, *, recomputed: bool) -> dict[str, float]:
+    """Bytes that the layers keep for `rows` rows of `length` tokens until the backward half of a pass."""
+    tokens = rows * length
+    masks = {} if rows == 1 else {f"attention mask of {rows} padded rows, 3 B an entry": 3.0 * tokens * length}
     if not recomputed:
-        return {f"activations of {tokens} tokens, {shape.layers} layers": layer * shape.layers}
+        all_layers = tokens * layer_bytes(shape) * shape.layers
+        return {f"activations of {tokens} tokens, {shape.layers} layers": all_layers, **masks}
     return {
         f"inputs of {shape.layers} layers, {tokens} tokens": 2 * shape.hidden * shape.layers * tokens,
-        f"one layer computed again, {layer_bytes(shape)} B a token": layer,
+        f"one layer computed again, {layer_bytes(shape)} B a token": tokens * layer_bytes(shape),
+        **masks,
     }
 
 
@@ -133,9 +136,10 @@ def main_memory(shape: ModelShape, config: Config) -> float:
     """Bytes of main memory that all processes of a run take together."""
     grpo = config.grpo
     if config.device == "cpu":  # weights, their copies and the pass of the trainer, and the server's cache
-        usual = grpo.micro_batch_size * config.agent.context_tokens // 2  # tokens; few episodes fill their context
-        activations = sum(_activations(shape, usual, recomputed=grpo.gradient_checkpointing).values())
-        logits = LOGIT_BYTES * shape.vocabulary * usual + chunk_bytes(shape, config)
+        usual = config.agent.context_tokens // 2  # tokens; few episodes fill their context
+        rows, recomputed = grpo.micro_batch_size, grpo.gradient_checkpointing
+        activations = sum(_activations(shape, rows, usual, recomputed=recomputed).values())
+        logits = LOGIT_BYTES * shape.vocabulary * rows * usual + chunk_bytes(shape, config)
         return _PROCESSES + 10 * shape.parameters + config.vllm.cpu_kv_cache_gib * GIB + activations + logits
     copies = 4 * shape.parameters * (2 if grpo.param_offload else 1)  # loaded in fp32, and offloaded
     moments = 8 * trained_parameters(shape, config) if grpo.optimizer_offload else 0
