@@ -108,12 +108,12 @@ def fitting_profile(gpu: Gpu) -> str | None:
 def check_gpu_memory(machine: Machine, needs: Needs) -> None:
     """The cards are large enough for the profile's own model; the doctor computes it for the model at hand."""
     for gpu in machine.gpus[: needs.gpus]:
-        if gpu.gib is not None and gpu.gib < _CARD_GIB[needs.profile]:
-            smaller = "use --profile gpu24 with a smaller model (--set model=Qwen/Qwen2.5-Coder-0.5B-Instruct)"
-            fitting = fitting_profile(gpu)
+        least, fitting = _CARD_GIB[needs.profile], fitting_profile(gpu)
+        if gpu.gib is not None and gpu.gib < least:
+            smaller = "gpu24 with a smaller model (--set model=Qwen/Qwen2.5-Coder-0.5B-Instruct)"
             raise Drawback(
-                f"{gpu.name} has {gpu.gib:.0f} GiB of memory, and profile {needs.profile} needs {_CARD_GIB[needs.profile]:.0f} "
-                f"GiB for its own model, so a run would end out of memory; {f'use --profile {fitting}' if fitting else smaller}."
+                f"{gpu.name} has {gpu.gib:.0f} GiB of memory, and profile {needs.profile} needs {least:.0f} GiB for "
+                f"its own model, so a run would end out of memory; use --profile {fitting or smaller}."
             )
 
 

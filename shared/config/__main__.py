@@ -20,9 +20,10 @@ _HEAD = """# Settings
 
 <!-- Written by `python -m shared.config` from shared/config/schema.py and pipeline.yaml; edit those. -->
 
-Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu`, `gpu24` or `cpu`), then
-`--set section.key=value`. A dash under `gpu24` or `cpu` means that the profile does not change the value. **Redoes** names the
-stages that run again when the setting changes; a setting without any affects how a stage works, not its result.
+Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu`, `gpu24` or
+`cpu`), then `--set section.key=value`. A dash under `gpu24` or `cpu` means that the profile does not change the value.
+**Redoes** names the stages that run again when the setting changes; a setting without any affects how a stage works,
+not its result.
 """
 _TABLE = f"| Setting | {' | '.join(PROFILES)} | Allowed | Meaning | Redoes |\n|{'---|' * (len(PROFILES) + 4)}"
 

@@ -33,9 +33,9 @@ def device_of(profile: str) -> str:
 def default_profile(root: Path = Path("/")) -> str:
     """`gpu` when an NVIDIA GPU is visible to this process, else `cpu`; `root` is where the file system begins.
 
-    A container without a GPU still shows the host's driver in /proc. Under WSL2 any vendor's GPU is /dev/dxg, and the Windows
-    driver of NVIDIA brings libcuda. The size of the card chooses nothing: a run must not change with the machine that
-    continues it, so a card that is too small is told which profile fits (shared/cli/machine.py).
+    A container without a GPU still shows the host's driver in /proc. Under WSL2 any vendor's GPU is /dev/dxg, and the
+    Windows driver of NVIDIA brings libcuda. The size of the card chooses nothing: a run must not change with the
+    machine that continues it. Machine checks say which profile fits a card that is too small.
     """
     wsl = (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
     return "gpu" if wsl or (root / "dev/nvidiactl").exists() else "cpu"

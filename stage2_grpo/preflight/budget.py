@@ -36,9 +36,9 @@ from stage2_grpo.inputs import planned_model
 from stage2_grpo.preflight import memory
 from stage2_grpo.preflight.memory import GIB
 
-_DESCRIPTION = """Prints the memory that a run takes on a GPU, line by line, and what fits cards of 16 to 80 GB. Measures,
-with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and derives the limits of prompts,
-episodes and rows. Ends with the --set lines to use; changes no setting."""
+_DESCRIPTION = """Prints the memory that a run takes on a GPU, line by line, and what fits cards of 16 to 80 GB.
+Measures, with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and derives the limits of
+prompts, episodes and rows. Ends with the --set lines to use; changes no setting."""
 LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens")
 Limits = Mapping[str, int]
 """Settings that bound an episode, by their dotted names."""
@@ -268,9 +268,9 @@ def sources(run: RunDirectory) -> list[Path]:
 def _memory_lines(shape: ModelShape, config: Config, cards: Mapping[int, memory.Fit]) -> Iterator[str]:
     sizes = [gpu.gib for gpu in find_gpus() if gpu.gib]
     shown = memory.fit(shape, config, min(sizes)) if sizes else cards[memory.MADE_FOR[config.profile]]
-    yield f"{shape.parameters / 1e6:.0f} M weights, profile {config.profile}; all figures are computed, none is measured"
+    yield f"{shape.parameters / 1e6:.0f} M weights, profile {config.profile}; computed, not measured"
     if config.device == "gpu":
-        yield f"\nGiB on {'this' if sizes else 'a'} card of {shown.gib:.1f} GiB, of which {shown.usable:.1f} can be used:"
+        yield f"\nGiB on {'this' if sizes else 'a'} card of {shown.gib:.1f} GiB ({shown.usable:.1f} of them usable):"
         for moment, parts in shown.moments.items():
             yield f"  {moment:<56}{shown.needed(moment):>8.2f}"
             yield from (f"    {name:<54}{gib:>8.2f}" for name, gib in parts.items() if gib)

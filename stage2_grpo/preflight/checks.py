@@ -110,16 +110,6 @@ def found(name: str, check: Callable[[], str | None]) -> Iterator[Finding]:
         yield Finding(name, severity, what, round(time.monotonic() - began, 1))
 
 
-def check_python(case: Case, version: tuple[int, int] = sys.version_info[:2]) -> str:
-    """Python 3.12 and no other."""
-    if version != (3, 12):
-        raise UserError(
-            f"Python {version[0]}.{version[1]} is running, and only 3.12 suits both Agent Lightning and VERL (older "
-            "ones silently get a different framework); start through `python run_pipeline.py`, or use .venv/bin/python."
-        )
-    return f"Python 3.12 ({sys.executable})"
-
-
 def installed_version(package: str) -> str | None:
     """The version of an installed package."""
     with suppress(importlib.metadata.PackageNotFoundError):
@@ -309,8 +299,8 @@ def check_names(case: Case) -> str:
     megabytes = 2 * max(tensor.size for tensor in read_shape(case.folder).tensors.values()) / 2**20
     if megabytes > bucket:
         raise UserError(
-            f"grpo.weight_bucket_mb is {bucket}, but the largest tensor has {megabytes:.0f} MB in bfloat16, so the first weight "
-            f"sync would fail and hang the training; set it to {2 ** int(megabytes).bit_length()}."
+            f"grpo.weight_bucket_mb is {bucket}, but the largest tensor has {megabytes:.0f} MB in bfloat16, so the "
+            f"first weight sync would fail and hang the training; set it to {2 ** int(megabytes).bit_length()}."
         )
     return f"model name {path}; largest tensor {megabytes:.0f} MB"
 

@@ -17,10 +17,11 @@ import httpx
 
 from shared.cli.command_line import common_parser, resolve
 from shared.config.schema import Config
+from shared.errors import UserError
 from shared.processes.vllm_server import vllm_server
 from shared.records import Question, read_episodes, read_questions
 from shared.runs.manifest import question_file
-from stage2_grpo.inputs import starting_model
+from stage2_grpo.inputs import planned_model
 from stage2_grpo.preflight.rehearsal import here
 from stage2_grpo.services import gateway_and_controller, register
 
@@ -35,7 +36,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--questions", type=int, default=4, help="each played grpo.rollouts_per_question times")
     args = parser.parse_args(arguments)
     config, run = resolve(args)
-    model = starting_model(config, run)
+    model, trained = planned_model(config, run)
+    if not trained:
+        raise UserError(
+            f"{run.sft} holds no checkpoint of {config.model} yet, and an untrained model plays no real episodes; run "
+            "`python -m stage1_sft`, or set SFT_MODEL_PATH."
+        )
     questions = list(read_questions(question_file(run, "train")))[: args.questions]
     print(
         f"{model}: {len(questions)} questions x {config.grpo.rollouts_per_question} episodes at {args.at}", flush=True

@@ -40,7 +40,6 @@ def check_machine(name: str, case: Case) -> str | None:
 
 EXIT_CODES = {"ok": 0, "warning": 3, "error": 2}  # by the worst severity, the last; 1 is Python's own, for a bug
 QUICK: dict[str, Check] = {  # under three seconds together, no torch
-    "python": checks.check_python,
     "packages": checks.check_packages,
     "plugins": checks.check_plugins,
     "checkpoint": checks.check_checkpoint,  # before those that would only say that its weights cannot be read

@@ -57,7 +57,7 @@ class Fit:
 
 
 def fit(shape: ModelShape, config: Config, gib: float) -> Fit:
-    """All moments of a run on a card of `gib` GiB, with the settings as they are and the longest texts that they allow."""
+    """All moments of a run on a card of `gib` GiB, with the longest texts that the settings allow."""
     grpo, server, sft, context = config.grpo, config.vllm, config.sft, config.agent.context_tokens
     cards, size, adapter = grpo.nodes * grpo.gpus_per_node, shape.parameters, trained_parameters(shape, config)
     served = 2 * size / server.tensor_parallel

@@ -1,10 +1,9 @@
 """`python -m stage2_grpo smoke`: does the pipeline run end to end on this GPU?
 
-Needs one NVIDIA GPU of 24 GB or more, four CPU cores, 60 GB of disk, the environment of the GPU
-profiles, and the model (`model` in pipeline.yaml) in the Hugging Face cache or within reach. Plays data, stage 1 and
-stage 2 in small: a short LoRA SFT and two GRPO steps with real weight syncs and the verified export, at most 15 minutes.
-Ends with a report to paste into an issue, also when a phase fails or takes too long. Without --profile it takes the one
-that fits the card.
+Needs one NVIDIA GPU of 24 GB or more, four CPU cores, 60 GB of disk, the environment of the GPU profiles, and the model
+(`model` in pipeline.yaml) in the Hugging Face cache or within reach. Plays data, stage 1 and stage 2 in small, at most
+15 minutes: a short LoRA SFT and two GRPO steps with real weight syncs and the verified export. Ends with a report to
+paste into an issue, also when a phase fails or takes too long. Without --profile it takes the one that fits the card.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ SMALL = (
 PHASES = {"data": 30, "stage1_sft": 320, "stage2_grpo": 550}
 """Seconds that each may take, computed for an L4 (30 TFLOP/s of its 121 in use; docs/gpu.md has the formulas).
 
-stage1_sft: 160 traces x 1,600 tokens x 6 x 1.54e9 operations = 80 s, model download 120 s, load, merge and verify 100 s.
-stage2_grpo: server and trainer start 200 s; two steps of 64 episodes x 1,600 tokens x 8 x 1.54e9 operations = 42 s, and 60 s
-of rollouts each; weight syncs, checkpoint and export 140 s.
+stage1_sft: 160 traces x 1,600 tokens x 6 x 1.54e9 operations = 80 s, download 120 s, load, merge and verify 100 s.
+stage2_grpo: server and trainer start 200 s; two steps of 64 episodes x 1,600 tokens x 8 x 1.54e9 operations = 42 s, and
+60 s of rollouts each; weight syncs, checkpoint and export 140 s.
 """
 LIMIT_SECONDS = 900.0
 FIGURES = ("reward", "tool_call_rate", "policy_moved", "server_moved", "weight_gap", "idle_share", "seconds")

@@ -1,4 +1,4 @@
-"""What is refused of a machine before anything is downloaded or trained, with planted answers of its driver and files."""
+"""What is refused of a machine before anything is downloaded, with planted answers of its driver and files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLANTED = {
     "a driver that knows no compute_cap": (
         {"gpus": smi("0, GPU-a, Tesla V100, 40960, 40000, 470.82.01\n")}, "gpu", "driver 470 is too old"),
     "no bfloat16": (
-        {"gpus": smi(A100.replace("8.0", "7.5"))}, "gpu", "A100.* has compute capability 7.5, and bfloat16.*--profile cpu"),
+        {"gpus": smi(A100.replace("8.0", "7.5"))}, "gpu", "A100.* capability 7.5, and bfloat16.*--profile cpu"),
     "a 24 GB card": ({"gpus": smi(L4)}, "gpu memory", "NVIDIA L4 has 22 GiB .* needs 38 GiB.*use --profile gpu24"),
     "a 16 GB card": (
         {"gpus": smi(L4.replace("23034", "16376"))}, "gpu memory", "has 16 GiB .*gpu24 with a smaller model"),

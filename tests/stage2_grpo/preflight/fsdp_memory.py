@@ -1,4 +1,4 @@
-"""A step and a weight sync of VERL's FSDP1 on a CPU, in a process of its own: prints the bytes that each allocates at its peak.
+"""A step and a weight sync of VERL's FSDP1 on a CPU, in a process of its own: prints the peak bytes of each.
 
 The model is wrapped as VERL's engine does it, and the work is that of actor_engine.py.
 """

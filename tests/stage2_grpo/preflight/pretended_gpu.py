@@ -1,12 +1,12 @@
 """A pretended GPU: what of the GPU profiles runs on a machine without one, in a process of its own.
 
-`pretend` compiles a stub of the driver's libnvidia-ml and writes an `nvidia-smi`, which answer with the number and compute
-capability of the cards that the environment names. Through them torch counts devices and vLLM chooses platform, dtype and
-attention as on a real machine. The CPU build of torch has no CUDA runtime, so its entry points are planted here and record
-who calls them.
+`pretend` compiles a stub of the driver's libnvidia-ml and writes an `nvidia-smi`, which answer with the number and
+compute capability of the cards that the environment names. Through them torch counts devices and vLLM chooses platform,
+dtype and attention as on a real machine. The CPU build of torch has no CUDA runtime, so its entry points are planted
+here and record who calls them.
 
-Out of reach: every kernel, memory of the device, NCCL, FlashInfer and FlashAttention (not in the CPU wheels), CUDA graphs,
-vLLM's sleep mode, Ray's choice of devices.
+Out of reach: every kernel, memory of the device, NCCL, FlashInfer and FlashAttention (not in the CPU wheels), CUDA
+graphs, vLLM's sleep mode, Ray's choice of devices.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ int nvmlInitWithFlags(unsigned flags) { return 0; }
 int nvmlShutdown(void) { return 0; }
 int nvmlDeviceGetCount_v2(unsigned *count) { *count = number("PRETENDED_GPUS"); return 0; }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) { *handle = (void *)(long)(index + 1); return 0; }
-int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) { return snprintf(uuid, size, "GPU-%ld", (long)handle) < 0; }
-int nvmlDeviceGetName(void *handle, char *name, unsigned size) { return snprintf(name, size, "Pretended") < 0; }
+int nvmlDeviceGetUUID(void *handle, char *uuid, unsigned size) { snprintf(uuid, size, "GPU-%p", handle); return 0; }
+int nvmlDeviceGetName(void *handle, char *name, unsigned size) { snprintf(name, size, "Pretended"); return 0; }
 int nvmlDeviceGetCudaComputeCapability(void *handle, int *major, int *minor) {
     *major = number("PRETENDED_CAPABILITY") / 10;
     *minor = number("PRETENDED_CAPABILITY") % 10;
@@ -46,7 +46,8 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
 """
 _NVIDIA_SMI = """#!/bin/sh
 for i in $(seq 0 $((PRETENDED_GPUS - 1))); do
-    echo "$i, GPU-$((i + 1)), Pretended, 81920, 81000, 580.65.06, ${PRETENDED_CAPABILITY%?}.${PRETENDED_CAPABILITY#${PRETENDED_CAPABILITY%?}}"
+    major=$((PRETENDED_CAPABILITY / 10)) minor=$((PRETENDED_CAPABILITY % 10))
+    echo "$i, GPU-$i, Pretended, 81920, 81000, 580.65.06, $major.$minor"
 done
 """
 

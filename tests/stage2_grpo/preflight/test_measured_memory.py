@@ -68,7 +68,7 @@ def test_a_logit_takes_the_bytes_that_the_arithmetic_counts(
 
 
 def test_a_token_of_sft_takes_at_most_the_bytes_that_the_arithmetic_counts() -> None:
-    """PEFT widens the inputs of a float32 adapter, so this is more than in GRPO, whose adapter FSDP casts to bfloat16."""
+    """PEFT widens the inputs of a float32 adapter, so GRPO takes less: FSDP casts its adapter to bfloat16."""
     for hidden, mlp in ((1024, 512), (512, 2048)):
         model = lora_model(hidden, mlp, 2, 256, torch.bfloat16)
 

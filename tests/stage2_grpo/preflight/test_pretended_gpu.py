@@ -1,4 +1,4 @@
-"""The GPU profiles on a pretended GPU (pretended_gpu.py): imports, hooks, configurations and argument lists, no kernel."""
+"""The GPU profiles on a pretended GPU (pretended_gpu.py): hooks, configurations and argument lists, no kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dress rehearsal with a real vLLM server: one healthy, one whose parser is not registered; and a gateway of another name."""
+"""The dress rehearsal with a real vLLM server: healthy, without the parser, and with a gateway of another name."""
 
 from __future__ import annotations
 

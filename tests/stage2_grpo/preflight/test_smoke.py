@@ -9,8 +9,10 @@ import pytest
 
 from shared.config.load import load_config
 from shared.errors import UserError
-from stage2_grpo.preflight import smoke
+from shared.runs.manifest import finish_stage
+from stage2_grpo.preflight import concurrency, smoke
 from stage2_grpo.preflight.concurrency import suggested
+from tests.stage2_grpo.checkpoints.checkpoint_folder import checkpoint
 from tests.tiny_model import save_tiny_model
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
@@ -53,11 +55,21 @@ def test_the_phases_run_on_a_cpu_with_a_tiny_model_until_one_fails(tmp_path: Pat
     with pytest.raises(UserError, match="failed in stage2_grpo"):
         smoke.main([*line, *(part for change in changes for part in ("--set", change))])
     report = (tmp_path / "tried" / "smoke.txt").read_text()
-    assert [line.split(":")[1].split(",")[0] for line in report.splitlines() if line.startswith(tuple(smoke.PHASES))] == [
-        " status 0", " status 0", " status 2"
-    ]  # fmt: skip
+    assert re.findall(r"^\w+: status (\d+)", report, re.MULTILINE) == ["0", "0", "2"]
     assert "grpo.agent" in report
     assert (tmp_path / "tried" / "sft" / "manifest.json").exists()
+
+
+def test_concurrency_is_not_measured_with_the_checkpoint_of_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SFT_MODEL_PATH", raising=False)
+    other = checkpoint(tmp_path / "runs" / "other" / "sft" / "merged")
+    finish_stage(other.parent, "x", seconds=1, outputs={"model": str(other)}, model_setting="smollm2-135m")
+    base = checkpoint(tmp_path / "base")
+    line = ["--config", str(PIPELINE), "--profile", "cpu", "--dry-run", "--set", f"runs_dir={tmp_path / 'runs'}"]
+    with pytest.raises(UserError, match=r"new/sft holds no checkpoint of .*base yet, and an untrained model"):
+        concurrency.main([*line, "--run-name", "new", "--set", f"model={base}"])
 
 
 def test_the_smallest_value_that_is_nearly_as_fast_as_the_fastest_is_suggested() -> None:
