@@ -1,11 +1,7 @@
 #!/usr/bin/env python3
 """The whole pipeline, start to end. The same command continues where an interrupted one stopped.
 
-    python run_pipeline.py            prepare data, train stage 1 and stage 2, evaluate before, between and after, report
-    python run_pipeline.py check      the one check command: formatter, linter, types, all tests (--fast: no slow ones)
-    python run_pipeline.py setup      only make the environment
-
-Any Python from 3.11 will do: the first start makes the environment with the pinned packages and goes on inside it, so
+Any Python >= 3.11 can start it: the first start makes the environment with the pinned packages and goes on inside it, so
 packages are imported where they are used. The training stages are processes of their own: their memory is given back.
 """
 
@@ -23,10 +19,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shared.cli import checks, environment, machine
-from shared.cli.command_line import READER_GONE, add_profile, common_parser, resolve, run_main
+from shared.cli.command_line import READER_GONE, Parser, add_profile, common_parser, resolve, run_main
 from shared.config.device import default_profile
 from shared.errors import UserError
 from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
+from shared.serving import options
 
 if TYPE_CHECKING:
     from shared.config.schema import Config
@@ -153,36 +150,39 @@ def run(args: argparse.Namespace) -> None:
     settings = [part for setting in args.overrides for part in ("--set", setting)]
     options = ("--config", str(args.config), "--profile", config.profile, "--run-name", args.run_name, *settings)
     pipeline = Pipeline(config, directory, options)
+    names = list(STAGES)
+    redone = names[names.index(args.first) :] if args.first else []
     if args.dry_run:
-        print("\n".join(plan(pipeline)))
+        kept = [name for name in names if redone and name not in redone and read_manifest(folder(name, directory))]
+        print("\n".join(plan(pipeline, [name for name in args.only or names if name not in kept])))
         return
     if not args.only:
-        plan(pipeline)  # refuses wrong paths and a missing agent before anything is moved or made
+        plan(pipeline, names)  # refuses wrong paths and a missing agent before anything is moved or made
     with locked(directory.path):
         write_json(directory.path / "config.json", config.model_dump())
         if args.first:
             print(f"starts anew from {args.first} on; what was finished there is kept as <folder>.old", flush=True)
-        for stage in list(STAGES)[list(STAGES).index(args.first) :] if args.first else []:
+        for stage in redone:
             if folder(stage, directory).exists():
                 set_aside(folder(stage, directory))
-        for stage in [name for name in STAGES if name in (args.only or STAGES)]:
+        for stage in [name for name in names if name in (args.only or names)]:
             print(f"\n== {stage} ==", flush=True)
             with nullcontext() if stage == "report" else measured(directory, stage, folder(stage, directory)):
                 STAGES[stage](pipeline)
 
 
 def run_parser() -> argparse.ArgumentParser:
-    """The options of `run`; needs no package."""
-    parser = common_parser("run_pipeline.py", __doc__ or "")
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    """The options of `run`, which is what the script does without a command; needs no package."""
+    commands = {name: command.help for name, command in COMMANDS.items()}
+    parser = common_parser("run_pipeline.py", __doc__.partition("\n")[0], commands)
     choice = parser.add_mutually_exclusive_group()
     choice.add_argument("--from", dest="first", choices=STAGES, metavar="STAGE", help="redo this stage and later ones")
     choice.add_argument("--only", nargs="+", choices=STAGES, metavar="STAGE", help=f"some of {', '.join(STAGES)}")
     return parser
 
 
-def plan(pipeline: Pipeline) -> list[str]:
-    """What `run` would do and where; changes nothing."""
+def plan(pipeline: Pipeline, stages: list[str]) -> list[str]:
+    """What `run` would do in these stages and where; changes nothing."""
     import data.stage
     import stage1_sft.stage
     import stage2_grpo.stage
@@ -194,38 +194,65 @@ def plan(pipeline: Pipeline) -> list[str]:
         f"at most {config.agent.context_tokens} tokens (agent.context_tokens) in an episode, and so on the server, in a "
         f"trace and in a training row; at most {config.agent.max_turn_tokens} (agent.max_turn_tokens) in an answer",
     ]
-    for stage in STAGES:
+    for stage in [name for name in STAGES if name in stages]:
         lines += plans[stage](config, run) if stage in plans else [f"{stage}: writes {folder(stage, run)}"]
     return lines
 
 
 def setup_parser() -> argparse.ArgumentParser:
     """The options of `setup`."""
-    parser = argparse.ArgumentParser(prog="run_pipeline.py setup", description="Make the environment and nothing else.")
+    parser = Parser("run_pipeline.py setup", COMMANDS["setup"].help)
     add_profile(parser)
     return parser
 
 
-COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Callable[[argparse.Namespace], object]]] = {
-    "run": (run_parser, run),
-    "check": (checks.parser, lambda args: sys.exit(checks.check(ROOT, args))),
-    "setup": (setup_parser, lambda _: print("ready")),
+def use(args: argparse.Namespace, command: str) -> None:
+    """Ask or serve the trained agent; a live database is copied first."""
+    from data import live
+    from shared.config.load import load_config
+    from shared.serving import ask, server
+
+    if live.is_address(args.database):
+        runs = Path(load_config(args.config, args.profile, args.overrides).runs_dir)
+        args.database = str(live.local_copy(args.database, runs / "serving" / "copies", anew=args.refresh))
+    {"ask": ask.ask, "serve": server.serve}[command](args)
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand. Its parser is built before the environment exists, by the standard library; `work` runs inside it."""
+
+    help: str
+    parser: Callable[[], argparse.ArgumentParser]
+    work: Callable[[argparse.Namespace], object]
+
+
+COMMANDS = {
+    "run": Command("prepare data, train both stages, evaluate before, between and after, report", run_parser, run),
+    "check": Command(
+        "formatter, linter, types and all tests", checks.parser, lambda args: sys.exit(checks.check(ROOT, args))
+    ),
+    "setup": Command("make the environment and nothing else", setup_parser, lambda _: print("ready")),
+    "ask": Command("ask the trained agent about a database", options.ask_parser, lambda args: use(args, "ask")),
+    "serve": Command(
+        "the same for browsers, programs and assistants", options.serve_parser, lambda args: use(args, "serve")
+    ),
 }
 
 
 def main() -> None:
     """Read the command line, enter the environment, made first where it is missing, and carry the command out."""
     name, *rest = sys.argv[1:] or ["run"]
-    parser, work = COMMANDS.get(name, COMMANDS["run"])
-    given = rest if name in COMMANDS else [name, *rest]
-    args = parser().parse_args(given)  # refused, or helped, before anything is set up
+    if name not in COMMANDS:
+        name, rest = "run", sys.argv[1:]
+    args = COMMANDS[name].parser().parse_args(rest)  # refused, or helped, before anything is set up
     profile, dry_run = args.profile or default_profile(), getattr(args, "dry_run", False)
-    works = not dry_run and name != "check" and not {*(getattr(args, "only", None) or ["all"])} <= {"data", "report"}
+    works = name == "setup" or (name == "run" and not dry_run and not {*(args.only or ["all"])} <= {"data", "report"})
     if works and not environment.entered(ROOT):  # once, before anything is downloaded
         needs = machine.Needs(profile, before_setup=not environment.is_inside(ROOT))
         machine.refuse(machine.look(), needs, only_warn=name == "setup")  # which may be made for another machine
     environment.enter(ROOT, profile, dry_run=dry_run)
-    work(args)
+    COMMANDS[name].work(args)
 
 
 if __name__ == "__main__":

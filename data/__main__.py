@@ -1,10 +1,13 @@
-"""`python -m data`: prepare the questions and databases of a run; `python -m data import` looks at a data set first,
-`python -m data synthesize` makes questions for a database that has none.
-"""
+"""`python -m data`: prepare the questions and databases of a run, import a data set, or make questions for a database."""
 
 import sys
 
 from shared.cli.command_line import carry_out, common_parser, run_main
+
+_COMMANDS = {
+    "import": "report on a data set and bring it into the layout that the pipeline reads",
+    "synthesize": "make questions and golds for a SQLite database that has none",
+}
 
 
 def main() -> None:
@@ -19,10 +22,8 @@ def main() -> None:
 
         command.main(sys.argv[2:])
         return
-    parser = common_parser(
-        "python -m data", "Prepare databases and questions: built-in demo, or a folder in Spider layout."
-    )
-    args = parser.parse_args()
+    description = "Prepare the databases and questions of a run: the built-in demo, or a folder in Spider layout."
+    args = common_parser("python -m data", description, _COMMANDS).parse_args()
 
     from data.stage import plan, run
 

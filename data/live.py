@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import datetime
 import decimal
+import hashlib
 import json
 import re
 import sqlite3
+import sys
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -142,6 +144,18 @@ def _sqlalchemy() -> Any:
             "`uv pip install --python .venv -r requirements/live.txt`, or give a SQLite file."
         ) from error
     return sqlalchemy
+
+
+def local_copy(address: str, folder: Path, *, anew: bool) -> Path:
+    """The copy of a live database below `folder`, made where there is none or `anew`; says on stderr how old it is."""
+    home = folder / hashlib.sha256(address.encode()).hexdigest()[:12]
+    file = next(home.glob("*.sqlite"), None)
+    if file is None or anew:
+        file = snapshot(address, home)
+    made = datetime.datetime.fromtimestamp(file.stat().st_mtime)
+    age = str(datetime.datetime.now() - made).split(".")[0]
+    print(f"answers come from a copy of {made:%Y-%m-%d %H:%M} ({age} old); --refresh makes a new one", file=sys.stderr)
+    return file
 
 
 @contextlib.contextmanager

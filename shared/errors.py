@@ -9,8 +9,10 @@ This module needs the standard library alone: it also explains that packages are
 
 from __future__ import annotations
 
+import difflib
 import errno
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +21,12 @@ _VENV = Path(__file__).resolve().parents[1] / ".venv"
 
 class UserError(Exception):
     """A problem the user can fix; `str(error)` is the whole message."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a sentence about an unknown name: the known one that is nearest to it, if any is."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else "."
 
 
 def sentence_for(error: Exception) -> str | None:

@@ -75,7 +75,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Reward:
-    """The verdict on one episode; the three dense terms lie between 0 and 1, unweighted."""
+    """The verdict on one episode; the dense terms lie between 0 and 1, unweighted."""
 
     correct: bool
     valid_call: float  # share of its calls that could be read
@@ -83,6 +83,9 @@ class Reward:
     right_tables: float  # overlap (F1) of the tables that the submission and the gold read
     total: float
     lucky: bool = False  # equal to the gold's result, but not on a perturbed copy of the database
+    right_result: float = (
+        0.0  # overlap (F1) of a wrong result with the gold's, where grpo.reward_right_result asks for it
+    )
 
 
 @dataclass(frozen=True)

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from shared.cli.command_line import carry_out, common_parser, resolve, run_main
+from shared.cli.command_line import Parser, carry_out, common_parser, resolve, run_main
 from shared.errors import UserError
 from shared.models.folder import adapter_base
 from shared.runs.output_paths import refuse_overwriting
 
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them
-with LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it stopped.
-
-python -m stage1_sft yield FOLDER                            which golds become a trace
-python -m stage1_sft convert TRACES --to NAME --out FILE     traces as TRL, Axolotl or LLaMA-Factory read them
-python -m stage1_sft merge ADAPTER --out FOLDER              a LoRA adapter merged into its base model"""
+with LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it stopped."""
+_COMMANDS = {
+    "yield": "show which golds become a trace",
+    "convert": "write traces as TRL, Axolotl or LLaMA-Factory read them",
+    "merge": "merge a LoRA adapter into its base model",
+}
 
 
 def main() -> None:
@@ -28,8 +28,7 @@ def main() -> None:
         return commands[sys.argv[1]](sys.argv[2:])
     if sys.argv[1:2] == ["export"]:
         raise UserError("`python -m stage1_sft export` is now `python -m stage1_sft convert`, with the same options.")
-    parser = common_parser("python -m stage1_sft", _DESCRIPTION)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = common_parser("python -m stage1_sft", _DESCRIPTION, _COMMANDS)
     parser.add_argument("--traces-only", action="store_true", help="stop after writing the traces")
     args = parser.parse_args()
 
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 def _merge(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser("python -m stage1_sft merge", description="Merge a LoRA adapter and verify it.")
+    parser = Parser("python -m stage1_sft merge", "Merge a LoRA adapter and verify it.")
     parser.add_argument("adapter", type=Path, help="folder with adapter_config.json and adapter_model.safetensors")
     parser.add_argument("--out", type=Path, required=True, help="folder to write the whole model to; must not exist")
     parser.add_argument("--base", help="folder, hub id or smollm2-135m (default: the one that the adapter names)")
@@ -70,7 +69,7 @@ def _convert(arguments: list[str]) -> None:
     from stage1_sft.convert import FORMATS, convert
 
     description = "Write traces as other trainers read them; see stage1_sft/convert.py."
-    parser = argparse.ArgumentParser("python -m stage1_sft convert", description=description)
+    parser = Parser("python -m stage1_sft convert", description)
     parser.add_argument("traces", type=Path, help="traces.jsonl of a run")
     parser.add_argument("--to", choices=FORMATS, required=True, help="the trainer")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write; must not exist")

@@ -5,21 +5,24 @@ import sys
 
 from shared.cli.command_line import carry_out, common_parser, run_main
 
-_COMMANDS = ("doctor", "budget", "gate", "concurrency", "smoke")
-_DESCRIPTION = """Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint. Further commands, each with its --help:
-doctor finds what would spoil a run, budget measures the lengths of episodes and suggests limits, gate says which checkpoint
-to start from, concurrency how many episodes to keep in flight, smoke tries the whole path on a new GPU, and export finishes
-an interrupted or stopped run with the best step that it has saved."""
+_DESCRIPTION = "Stage 2: train the SQL agent with GRPO from the stage-1 checkpoint."
+_COMMANDS = {
+    "doctor": "find what would spoil a run",
+    "budget": "measure the lengths of episodes and suggest limits",
+    "gate": "say which checkpoint to start from",
+    "concurrency": "measure how many episodes to keep in flight",
+    "smoke": "try the whole path on a new GPU",
+    "export": "finish an interrupted or stopped run with the best step that it has saved",
+}
 
 
 def main() -> None:
     """Choose between the stage and its helpers."""
     command = sys.argv[1] if len(sys.argv) > 1 else ""
-    if command in _COMMANDS:
+    if command in _COMMANDS and command != "export":
         sys.exit(importlib.import_module(f"stage2_grpo.preflight.{command}").main(sys.argv[2:]))
-    args = common_parser("python -m stage2_grpo", _DESCRIPTION).parse_args(
-        sys.argv[2:] if command == "export" else None
-    )
+    parser = common_parser("python -m stage2_grpo", _DESCRIPTION, _COMMANDS)
+    args = parser.parse_args(sys.argv[2:] if command == "export" else None)
 
     from stage2_grpo import stage
 

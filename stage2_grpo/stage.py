@@ -178,7 +178,7 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
 
 
 def failure(log: Path, status: int, reached: int, total: int) -> str:
-    """One sentence on why the trainer ended early: the weight guard's, else its death, else the last error in its log."""
+    """One sentence on why the trainer ended early: weight guard or memory, else its death, else the log's last error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [
@@ -186,9 +186,10 @@ def failure(log: Path, status: int, reached: int, total: int) -> str:
         for line in lines
         if re.search(r"(WeightsOutOfSync|PolicyNotFinite|CpuBackendError|PinnedCodeChanged|Error): ", line)
     ]
-    guard = [line for line in errors if "WeightsOutOfSync" in line or "PolicyNotFinite" in line]
+    # These come before the last error, because what they end fails in other ways while it shuts down.
+    first = [line for line in errors if re.search("WeightsOutOfSync|PolicyNotFinite|OutOfMemoryError", line)]
     killed = ["it was ended by SIGKILL, most likely for lack of memory"] if status == 128 + signal.SIGKILL else []
-    cause = (guard or killed or errors or lines or ["it wrote no log"])[-1].strip()
+    cause = (first or killed or errors or lines or ["it wrote no log"])[-1].strip()
     cause = re.sub(r"^\[\d{4}-\S+ [^]]*\] \S+: ", "", cause)  # Ray's time stamp, process and source line
     if "ActorDiedError: " in cause and (dead := re.findall(r"^\s*class_name: (\w+)", "\n".join(lines), re.MULTILINE)):
         cause += f" It was {dead[-1]}, which ran out of memory, most likely."

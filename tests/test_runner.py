@@ -168,6 +168,28 @@ def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     assert not directory.path.exists()
 
 
+@pytest.mark.parametrize(
+    ("choice", "stages"),
+    [
+        (["--only", "data", "report"], ["data", "report"]),
+        (["--from", "grpo"], ["data", "base-eval", "sft", "grpo", "grpo-eval", "report"]),
+    ],
+)
+def test_a_dry_run_names_only_the_stages_that_would_run(
+    options: list[str],
+    directory: RunDirectory,
+    capsys: pytest.CaptureFixture[str],
+    choice: list[str],
+    stages: list[str],
+) -> None:
+    finished = directory.evaluation("sft")
+    begin_stage(finished, "x")
+    finish_stage(finished, "x", seconds=1, outputs={"model": "/nowhere"})
+    run([*options, *choice, "--dry-run"])
+    plan = capsys.readouterr().out
+    assert re.findall(r"^([\w-]+):", plan, re.MULTILINE) == stages
+
+
 def test_two_runners_do_not_share_a_run(options: list[str], directory: RunDirectory) -> None:
     with locked(directory.path):
         second = subprocess.run(
@@ -181,23 +203,66 @@ def test_two_runners_do_not_share_a_run(options: list[str], directory: RunDirect
     ("arguments", "message"),
     [
         (["--set", "sft.epoch=1"], "did you mean sft.epochs?"),
-        (["--only", "training"], "invalid choice: 'training'"),
+        (["--only", "training"], "--only cannot be 'training'. The choices are data, base-eval, sft, "),
+        (["--only", "gpro"], "did you mean grpo?"),
+        (["--only", "data", "--from", "sft"], "--from and --only exclude each other"),
         (["--config", "nowhere.yaml"], "nowhere.yaml cannot be read"),
-        (["--profile", "tpu"], "invalid choice: 'tpu' (choose from"),
+        (["--profile", "tpu"], "--profile cannot be 'tpu'; did you mean gpu?"),
+        (["--run-name"], "--run-name needs a value"),
         (["--run-name", "../x"], "may hold only letters"),
-        (["cehck"], "unrecognized arguments: cehck"),
+        (["cehck"], "`run_pipeline.py` has no command 'cehck'; did you mean check?"),
+        (["check", "--fsat"], "`run_pipeline.py check` has no option --fsat; did you mean --fast?"),
+        (["--profile", "cpu", "check"], "The command check must come first: `run_pipeline.py check ...`."),
     ],
 )
-def test_wrong_options_end_in_a_sentence_and_status_2(arguments: list[str], message: str) -> None:
-    ended = subprocess.run([*RUNNER, *arguments], cwd=REPO, capture_output=True, text=True)
-    assert ended.returncode == 2
-    assert message in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_wrong_options_end_in_a_sentence_and_status_2(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(REPO)
+    assert as_main(["run_pipeline.py", *arguments], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("error: ")
+    assert message in said
+    assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("python", [["-S"], []], ids=["before set-up", "after it"])
-def test_help_names_the_commands_and_options(python: list[str]) -> None:
-    command = [sys.executable, *python, *RUNNER[1:], "--help"]
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["data", "imprt", "x"], "`python -m data` has no command 'imprt'; did you mean import?"),
+        (["data", "import"], "source is missing; `python -m data import --help`"),
+        (["stage1_sft", "mrge"], "`python -m stage1_sft` has no command 'mrge'; did you mean merge?"),
+        (["stage2_grpo", "doctr"], "`python -m stage2_grpo` has no command 'doctr'; did you mean doctor?"),
+        (["stage2_grpo", "doctor", "--quik"], "did you mean --quick?"),
+        (["shared.report", "now"], "`python -m shared.report` has no argument 'now'."),
+        (["shared.evaluation", "--model", "x", "--splti", "test"], "no option --splti; did you mean --split?"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules after import of package:RuntimeWarning")
+def test_an_unknown_command_or_option_names_the_nearest(
+    argv: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_main(["-m", *argv], monkeypatch) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["data", "stage1_sft", "stage2_grpo"])
+@pytest.mark.filterwarnings("ignore:.* found in sys.modules after import of package:RuntimeWarning")
+def test_help_gives_each_command_a_line(
+    module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert as_main(["-m", module, "--help"], monkeypatch) == 0
+    listed = capsys.readouterr().out.partition("commands (")[2].splitlines()[1:]
+    commands = {"data": "import synthesize", "stage1_sft": "yield convert merge",
+                "stage2_grpo": "doctor budget gate concurrency smoke export"}[module]  # fmt: skip
+    assert [line.split()[0] for line in listed] == commands.split()
+    assert all(len(line.split()) > 3 for line in listed)
+
+
+def test_help_names_the_commands_and_options_before_set_up() -> None:
+    command = [sys.executable, "-S", *RUNNER[1:], "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     for word in ("check", "setup", "--from", "--only", "base-eval", "--dry-run"):
         assert word in shown

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from shared.agent.chat_client import ChatClient, Completion, ContextOverflow, InfrastructureError
@@ -44,8 +44,9 @@ async def run_episode(
     tokenizer: Tokenizer,
     limits: AgentConfig,
     temperature: float | None,
+    watch: Callable[[Message], None] = lambda message: None,
 ) -> Episode:
-    """Play one episode; with `temperature` None the server chooses.
+    """Play one episode; with `temperature` None the server chooses. `watch` gets each message as it comes about.
 
     A failing endpoint or a damaged database is an ending (`INFRASTRUCTURE`), not an exception.
     """
@@ -76,6 +77,7 @@ async def run_episode(
                     encode_call(call, f"call_{len(turns)}_{i}") for i, call in enumerate(turn.calls)
                 ]
             messages.append(message)
+            watch(message)
             stop = ending(turn, completion.finish_reason, is_last=len(turns) >= limits.max_turns)
             if stop is StopReason.LENGTH and room < limits.max_turn_tokens:
                 stop = StopReason.CONTEXT_LIMIT
@@ -91,6 +93,8 @@ async def run_episode(
                     for i, text in enumerate(texts)
                 ]
                 messages += answers
+                for message in answers:
+                    watch(message)
                 prompt_tokens = turn.prompt_tokens + turn.completion_tokens + most_tokens(answers)
     except ContextOverflow:
         stop = StopReason.CONTEXT_LIMIT

@@ -328,7 +328,7 @@ def load_function(setting: str, name: str) -> Callable[..., Any]:
     """The function that a setting names as module:function; raises UserError when there is none."""
     module, _, attribute = name.partition(":")
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function: Callable[..., Any] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError, SyntaxError) as error:
         raise UserError(
             f"Setting {setting} is {name!r}, which cannot be loaded ({error}); write module:function, and install what "

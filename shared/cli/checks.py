@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from shared.cli.command_line import add_profile
+from shared.cli.command_line import Parser, add_profile
 from shared.config.device import default_profile
 
 PARTS = ("lint", "types", "fast", "slow")
@@ -16,7 +16,7 @@ PARTS = ("lint", "types", "fast", "slow")
 
 def parser() -> argparse.ArgumentParser:
     """The options of `check`."""
-    parser = argparse.ArgumentParser(prog="run_pipeline.py check", description=__doc__)
+    parser = Parser("run_pipeline.py check", __doc__)
     parser.add_argument("--fast", action="store_true", help="leave out the tests that take minutes")
     parser.add_argument("--part", choices=PARTS, help="run one part only, as the jobs of a CI service do")
     add_profile(parser)

@@ -12,13 +12,14 @@ import re
 import select
 import signal
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from shared.config.device import PROFILES
-from shared.errors import UserError, disk_is_full, print_sentence
+from shared.errors import UserError, did_you_mean, disk_is_full, print_sentence
 from shared.runs.manifest import MODEL_CACHE, RunDirectory
 
 if TYPE_CHECKING:
@@ -28,10 +29,56 @@ READER_GONE = 128 + signal.SIGPIPE
 ROOT = Path(__file__).resolve().parents[2]
 _AGAIN_SECONDS = 0.5
 
+_WORDING = {
+    r"argument (.+): expected .+": r"\1 needs a value",
+    r"argument (.+): invalid (\w+) value: (.+)": r"\1 is \3, which is not of type \2",
+    r"argument (.+): not allowed with argument (.+)": r"\1 and \2 exclude each other",
+    r"one of the arguments (.+) is required": r"one of \1 is missing",
+    r"the following arguments are required: (.+)": r"\1 is missing",
+}
+"""The messages of argparse, and how we say them."""
 
-def common_parser(prog: str, description: str) -> argparse.ArgumentParser:
+
+class Parser(argparse.ArgumentParser):
+    """Refuses a wrong command line in one sentence. `commands`: each subcommand and one line about it, for --help."""
+
+    def __init__(self, prog: str, description: str, commands: Mapping[str, str] | None = None) -> None:
+        self.commands = commands or {}
+        lines = [f"  {name:<14}{meaning}" for name, meaning in self.commands.items()]
+        super().__init__(
+            prog=prog,
+            description=textwrap.fill(" ".join(description.split()), 100),
+            epilog="\n".join(["commands (each has its own --help):", *lines]) if lines else None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # the overloads of typeshed need both forms
+        """The options. Raises UserError for a word or an option that does not exist, with the nearest one."""
+        parsed, unknown = self.parse_known_args(args, namespace)
+        if not unknown:
+            return parsed
+        word = unknown[0].partition("=")[0]
+        if word.startswith("-"):
+            raise UserError(f"`{self.prog}` has no option {word}{did_you_mean(word, self._option_string_actions)}")
+        if word in self.commands:
+            raise UserError(f"The command {word} must come first: `{self.prog} {word} ...`.")
+        kind = "command" if self.commands else "argument"
+        raise UserError(f"`{self.prog}` has no {kind} {word!r}{did_you_mean(word, self.commands)}")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse found wrong as a UserError."""
+        if choice := re.match(r"argument (.+): invalid choice: '(.*)' \(choose from (.+)\)", message):
+            names = re.findall(r"[\w.-]+", choice[3])
+            nearest = did_you_mean(choice[2], names)
+            raise UserError(f"{choice[1]} cannot be {choice[2]!r}{nearest} The choices are {', '.join(names)}.")
+        for pattern, wording in _WORDING.items():
+            message = re.sub(f"^{pattern}$", wording, message)
+        raise UserError(f"{message}; `{self.prog} --help` explains it.")
+
+
+def common_parser(prog: str, description: str, commands: Mapping[str, str] | None = None) -> Parser:
     """Parser with --config, --profile, --set, --run-name and --dry-run."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
+    parser = Parser(prog, description, commands)
     parser.add_argument(
         "--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)"
     )

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from shared.config.load import SHIPPED, load_config
 from shared.config.schema import Config, PartOf, Section
+from shared.errors import UserError
 
 REFERENCE = SHIPPED.parent / "docs" / "settings.md"
 _HEAD = """# Settings
@@ -27,7 +28,9 @@ _TABLE = "| Setting | gpu | cpu | Allowed | Meaning | Redoes |\n|---|---|---|---
 
 def main() -> None:
     """Write both files."""
-    argparse.ArgumentParser(prog="python -m shared.config", description=__doc__).parse_args()
+    _, unknown = argparse.ArgumentParser(prog="python -m shared.config", description=__doc__).parse_known_args()
+    if unknown:
+        raise UserError(f"`python -m shared.config` takes no arguments such as {unknown[0]!r}.")
     SHIPPED.write_text(with_comments(SHIPPED.read_text(encoding="utf-8")), encoding="utf-8")
     REFERENCE.parent.mkdir(exist_ok=True)
     REFERENCE.write_text(reference(), encoding="utf-8")

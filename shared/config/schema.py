@@ -261,6 +261,9 @@ class GrpoConfig(Section):
     reward_right_tables: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
         description="dense reward for the overlap with the gold's tables"
     )
+    reward_right_result: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
+        description="dense reward for the overlap of a wrong result with the gold's columns, rows and cells; 0 = off"
+    )
     binary_groups: bool = Field(
         description="groups that are all right or all wrong are excluded from the update, whatever their dense rewards"
     )
@@ -303,7 +306,8 @@ class GrpoConfig(Section):
                 "Setting grpo.job_template needs grpo.gateway_url: the jobs of a cluster cannot reach a gateway on "
                 "the loopback address."
             )
-        if self.reward_valid_call + self.reward_executed + self.reward_right_tables >= 0.5:
+        dense = (self.reward_valid_call, self.reward_executed, self.reward_right_tables, self.reward_right_result)
+        if sum(dense) >= 0.5:
             raise UserError(
                 "The dense rewards grpo.reward_* add up to 0.5 or more; they must stay below half a correct answer."
             )
@@ -387,7 +391,7 @@ class EvaluateConfig(Section):
     )
     samples: Positive = Field(
         le=1000,
-        description="episodes per question; from 2 on also pass@k and majority vote, with a temperature above 0",
+        description="episodes per question; from 2 on also mean@k, pass@k and majority vote, with a temperature above 0",
     )
     concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
     temperature: Number = Field(description="0 = greedy")

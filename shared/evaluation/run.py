@@ -32,9 +32,9 @@ from shared.agent.chat_client import API_KEY, LOOPBACK, ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.prompts import prompts_of
 from shared.agent.tools import Toolbox
-from shared.config.schema import Config, SandboxConfig
+from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import Summary, majority, mean, pass_at_k, percent, summarise
+from shared.evaluation.metrics import Summary, estimate, majority, mean, pass_at_k, percent, summarise
 from shared.models.folder import adapter_base, check_model_folder, is_adapter
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
@@ -166,7 +166,7 @@ def play_samples(questions: Sequence[Question], endpoint: Endpoint, config: Conf
     folders = sample_folders(folder, count)
     summaries = [asyncio.run(evaluate(questions, endpoint, config, each)) for each in folders]
     if count > 1:
-        figures = sample_figures(questions, folders, config.sandbox)
+        figures = sample_figures(questions, folders, config)
         write_json(folder / "samples.json", figures)
         print(", ".join(f"{name} {value:.1%}" for name, value in figures.items() if isinstance(value, float)))
     return summaries[0]
@@ -297,15 +297,15 @@ def outcomes(questions: Sequence[Question], folders: Sequence[Path]) -> dict[str
     return {name: [sample[name] for sample in samples] for name in whole}
 
 
-def sample_figures(
-    questions: Sequence[Question], folders: Sequence[Path], sandbox: SandboxConfig
-) -> dict[str, float | int | None]:
-    """pass@1, 2, 4, … and the accuracy of a majority vote, over questions that have all their samples.
+def sample_figures(questions: Sequence[Question], folders: Sequence[Path], config: Config) -> dict[str, Any]:
+    """mean@k with its interval, pass@1, 2, 4, … and the accuracy of a majority vote; k is the number of samples.
+
+    All of them are over questions that have all their samples; the interval resamples questions.
 
     The vote takes the result that most samples agree on, whatever the order of its rows; the earliest one among equals.
     """
     right, count = outcomes(questions, folders), len(folders)
-    databases = {path: Database(path, sandbox) for path in {question.database for question in questions}}
+    databases = {path: Database(path, config.sandbox) for path in {question.database for question in questions}}
     submitted = [{one.question_id: one.submitted_sql for one in read_episodes(each / EPISODE_FILE)} for each in folders]
     votes = []
     for question in questions:
@@ -315,7 +315,11 @@ def sample_figures(
             votes.append(chosen is not None and right[question.id][chosen])
     powers = [2**power for power in range(count.bit_length())]
     passes = {f"pass@{k}": mean(pass_at_k(count, sum(found), k) for found in right.values()) for k in powers}
-    return {"questions": len(votes), "samples": count, **passes, "majority vote": mean(map(float, votes))}
+    shares = [sum(found) / count for found in right.values()]
+    spread = estimate(shares, config.evaluate.bootstrap_samples, config.seed) if shares else None
+    sampled = {"mean@k": dataclasses.asdict(spread)} if spread else {}
+    figures = {"questions": len(votes), "samples": count}
+    return figures | sampled | passes | {"majority vote": mean(map(float, votes))}
 
 
 def _result(sql: str | None, database: Database) -> Hashable | None:

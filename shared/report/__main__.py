@@ -4,6 +4,7 @@
 
 Everything is read from what the stages left on disk, so a report can be made again at any time and of an unfinished
 run. `python -m shared.report` makes it; with `--readme FILE` it also puts the results between the markers in that file.
+`--runs FOLDER …` prints several runs in one table instead.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from shared.evaluation.metrics import compare_pairs, percent
 from shared.evaluation.run import EPISODE_FILE, chosen_questions, read_summary
 from shared.records import STOP_MEANING, Episode, JsonlTail, Question, read_episodes
 from shared.report.page import Table, page
+from shared.report.runs_table import runs_table
 from shared.runs.manifest import RunDirectory, installed_versions, read_manifest, write_json
 from shared.runs.usage import commit, machine, read_usage
 from shared.tool_calls.report import Conformance, conformance, texts_of
@@ -244,7 +246,12 @@ def main() -> None:
     """`python -m shared.report`."""
     parser = common_parser("python -m shared.report", "Write the report of a run from what its stages left on disk.")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="also put the results between the markers of FILE")
+    parser.add_argument("--runs", type=Path, nargs="+", metavar="FOLDER", help="print these runs in one table instead")
     args = parser.parse_args()
+    if args.runs:
+        table = runs_table(args.runs)
+        print(table.markdown(), *table.notes, sep="\n")
+        return
     config, run = resolve(args)
     if args.dry_run:
         print(f"writes {run.report}: report.json, report.md, report.html")

@@ -45,8 +45,32 @@ def execution_match(gold: QueryResult, prediction: QueryResult, *, ordered: bool
     return column_order_exists(gold.rows, prediction.rows, same_rows)
 
 
+def result_overlap(gold: QueryResult, prediction: QueryResult) -> float:
+    """How near a wrong result comes to the gold's, in [0, 1]: the mean F1 of its columns, rows and cells.
+
+    All three are compared as multisets, a column by its values and a row by its cells in any order. Floats are equal
+    when six significant digits are. Precision punishes a SELECT *, recall a guess of one value. An empty or truncated
+    result has no overlap.
+    """
+    if gold.truncated or prediction.truncated or not gold.rows or not prediction.rows:
+        return 0.0
+    scores = []
+    for parts in zip(_parts(gold.rows), _parts(prediction.rows), strict=True):
+        own, other = map(Counter, parts)
+        scores.append(2 * (own & other).total() / (own.total() + other.total()))
+    return sum(scores) / len(scores)
+
+
+def _parts(rows: Rows) -> tuple[list[Any], list[Any], list[Any]]:
+    """The columns, rows and cells of a result in a form that can be counted."""
+    table = [[float(f"{cell:.6g}") if isinstance(cell, float) else cell for cell in row] for row in rows]
+    cells = [cell for row in table for cell in row]
+    columns = [frozenset(Counter(column).items()) for column in zip(*table, strict=True)]
+    return columns, [frozenset(Counter(row).items()) for row in table], cells
+
+
 def column_order_exists(gold: Rows, prediction: Rows, same_rows: SameRows) -> bool:
-    """True when `same_rows` holds for some order of the prediction's columns. Both results have equally many rows, at least one."""
+    """True when `same_rows` holds for some order of the columns. Both results have equally many rows, at least one."""
     if len(gold[0]) != len(prediction[0]):
         return False
     columns, others = (list(zip(*rows, strict=True)) for rows in (gold, prediction))

@@ -2,13 +2,15 @@
 
     correct                      1.0   (0.5 when the gold's result is empty: that is too easy to hit)
     otherwise                    reward_valid_call * valid_call + reward_executed * executed
-                                 + reward_right_tables * right_tables       (settings grpo.reward_*, together < 0.5)
+                                 + reward_right_tables * right_tables + reward_right_result * right_result
+                                 (settings grpo.reward_*, together < 0.5)
 
 Where a question names perturbed copies of its database (shared/reward/perturbed_copies.py), a result that is right by
-luck only, because the gold's answer differs on a copy, is not correct. An episode that submits nothing, or SQL that fails,
-gets no `right_tables`. A submission that reads no table of the database or selects only constants is never correct unless
-the gold does the same, and an empty result is correct only if the submission reads all of the gold's tables. An episode
-that the infrastructure ended has no reward at all.
+luck only, because the gold's answer differs on a copy, is not correct. An episode that submits nothing, or SQL that
+fails, gets no `right_tables`. A submission that reads no table of the database or selects only constants is never
+correct unless the gold does the same, and an empty result is correct only if the submission reads all gold tables.
+`right_result` ranks wrong results; constants and results that are right by luck have none. An episode that the
+infrastructure ended has no reward at all.
 
 Limit: a constant hidden in a subquery or behind an arbitrary condition is not recognised.
 """
@@ -24,7 +26,7 @@ from sqlglot import exp
 from shared.config.schema import GrpoConfig, SandboxConfig
 from shared.errors import UserError
 from shared.records import Episode, Question, Reward, StopReason
-from shared.reward.execution_match import execution_match
+from shared.reward.execution_match import execution_match, result_overlap
 from shared.reward.queries import Order, gold_is_ordered, order_of, reads_data, tables_read
 from shared.sql.database import Database, QueryResult, SqlError
 
@@ -49,15 +51,18 @@ def judge(question: Question, episode: Episode, database: Database, grpo: GrpoCo
     valid_call = readable / attempted if attempted else 0.0
     executed = float(any(ok for call, ok in outcomes if call.name == "execute_sql"))
     try:
-        correct, lucky, right_tables = _verdict(database, state, question, episode.submitted_sql)
+        with_result = grpo.reward_right_result > 0
+        correct, lucky, right_tables, right_result = _verdict(
+            database, state, question, episode.submitted_sql, with_result
+        )
     except SqlError:
-        correct, lucky, right_tables = False, False, 0.0
+        correct, lucky, right_tables, right_result = False, False, 0.0, 0.0
     if correct:
         total = 1.0 if gold.rows else EMPTY_GOLD_REWARD
     else:
         total = grpo.reward_valid_call * valid_call + grpo.reward_executed * executed
-        total += grpo.reward_right_tables * right_tables
-    return Reward(correct, valid_call, executed, right_tables, total, lucky)
+        total += grpo.reward_right_tables * right_tables + grpo.reward_right_result * right_result
+    return Reward(correct, valid_call, executed, right_tables, total, lucky, right_result)
 
 
 @lru_cache(maxsize=20_000)  # a gold is needed once per rollout
@@ -85,8 +90,12 @@ def gold_result(database: Database, state: int, sql: str) -> QueryResult:
 
 
 @lru_cache(maxsize=20_000)  # the episodes of a group often submit the same query
-def _verdict(database: Database, state: int, question: Question, submitted_sql: str | None) -> tuple[bool, bool, float]:
-    """Is a submission correct, or right by luck only, and how well do its tables overlap with the gold's?
+def _verdict(
+    database: Database, state: int, question: Question, submitted_sql: str | None, with_result: bool
+) -> tuple[bool, bool, float, float]:
+    """Whether a submission is correct, or right by luck only, and the overlap of its tables and its result.
+
+    The overlap of results is 0 unless `with_result`, for a correct or lucky submission and for a constant.
 
     Raises SqlError if it cannot be run on this state of the database.
     """
@@ -101,7 +110,8 @@ def _verdict(database: Database, state: int, question: Question, submitted_sql: 
     same = fair and execution_match(gold, prediction, ordered=gold_is_ordered(question.gold_sql))
     copies = open_copies(question.copies, database.limits)
     lucky = same and not agrees_on_copies(question.gold_sql, submitted_sql, copies)
-    return same and not lucky, lucky, right_tables
+    right_result = result_overlap(gold, prediction) if with_result and honest and not same else 0.0
+    return same and not lucky, lucky, right_tables, right_result
 
 
 def agrees_on_copies(gold_sql: str, prediction_sql: str, copies: Sequence[Database]) -> bool:
@@ -128,7 +138,7 @@ def agrees_on_copies(gold_sql: str, prediction_sql: str, copies: Sequence[Databa
 
 @lru_cache(maxsize=512)  # one entry for each database of a run
 def open_copies(folder: str, limits: SandboxConfig) -> tuple[Database, ...]:
-    """The copies that shared/reward/perturbed_copies.py wrote into a folder; none for "". UserError if they are missing."""
+    """The copies that shared/reward/perturbed_copies.py wrote into a folder; none for "". UserError if missing."""
     if not folder:
         return ()
     copies = tuple(Database(path, limits) for path in sorted(Path(folder).glob("*.sqlite")))
@@ -157,6 +167,6 @@ def self_test(questions: Sequence[Question], grpo: GrpoConfig, sandbox: SandboxC
             if total != reward:
                 what = "its own gold SQL" if sql == question.gold_sql else f"the submission {sql!r}"
                 raise UserError(
-                    f"Question {question.id} gives {what} the reward {total:g} instead of {reward:g}; its gold may depend "
-                    "on time or chance: correct it or remove the question."
+                    f"Question {question.id} gives {what} the reward {total:g} instead of {reward:g}; its gold may "
+                    "depend on time or chance: correct it or remove the question."
                 )

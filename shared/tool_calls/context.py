@@ -32,6 +32,15 @@ _NOT_MADE = re.compile(
     r"|\b(?:I|we)(?:'d| would| could have| should have)\b(?! like| love)",
     re.IGNORECASE,
 )
+# Outside <tool_call>, one such word in the main clause is enough: a missed call costs a turn, a wrong one runs.
+_DOUBTFUL = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot|would(?! like| love)|might|imagine|suppose|already|ago|hypothetical(?:ly)?)|n't)\b"
+    r"|^\W*(?:if|unless|under no|instead of|rather than)\b"
+    r"|\b(?:I|we|got)(?: \w+ly)? (?!(?:creat|prepar|construct|formulat|generat|correct|fix|updat|revis|modifi)ed)\w+ed(?<!need)\b"
+    r"|\b(?:one|you|someone|anyone|people) (?:can|could|may)\b|\billustrat\w+",
+    re.IGNORECASE,
+)
+_SUBORDINATE = re.compile(r"(?<=\w) (?:that|which|who|whose|where|whether|if)\b", re.IGNORECASE)
 _ACTS = re.compile(r"\b(?:I|we|my|let|ich|wir|je|nous)\b|^\W*(?:to|first|next|now|then)\b|[我私]", re.IGNORECASE)
 _EXAMPLE = (
     r"(?:\b(?:examples?\b|e\.g\.|for instance|sample\b|beispiel|exempl|ejemplo|esempi|voorbeeld|przykład|пример|например)"
@@ -72,7 +81,7 @@ def is_only_shown(text: Text, since: int, at: int, *, explicit: bool) -> str:
     clause = _CLAUSE_END.split(sentence)[-1]
     if not (colon or words.strip()):
         return "yes" if _DEMONSTRATIVE.search(clause) and _NOT_MADE.search(clause) else ""
-    if _NOT_MADE.search(clause):
+    if _NOT_MADE.search(clause) or (not explicit and _DOUBTFUL.search(_SUBORDINATE.split(clause)[0])):
         return "yes"
     if _ACTS.search(sentence) or (colon and not re.search(r"\w", clause)):
         return ""

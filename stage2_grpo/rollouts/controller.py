@@ -18,7 +18,6 @@ handler must yield to the event loop (blocking work goes through `asyncio.to_thr
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import functools
@@ -35,7 +34,7 @@ from typing import Any
 
 import httpx
 
-from shared.cli.command_line import run_main
+from shared.cli.command_line import Parser, run_main
 from shared.errors import UserError
 from shared.records import Episode, Reward, to_json
 from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler, reward_event
@@ -230,9 +229,7 @@ async def serve(gateway_url: str, key: str, handler: Handler, *, concurrency: in
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m stage2_grpo.rollouts.controller", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = Parser("python -m stage2_grpo.rollouts.controller", (__doc__ or "").split("\n")[0])
     parser.add_argument("--settings", type=Path, required=True, help="JSON file written by AgentSettings.save")
     parser.add_argument("--drain", type=float, default=0.0, help="seconds that running episodes get after SIGTERM")
     args = parser.parse_args()

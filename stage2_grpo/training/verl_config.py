@@ -177,8 +177,7 @@ def additions(config: Config) -> dict[str, Any]:
     grpo, on_cpu = config.grpo, config.profile == "cpu"
     engine, ray = "actor_rollout_ref.rollout.engine_kwargs.vllm", "ray_kwargs.ray_init"
     added: dict[str, Any] = {
-        # The default needs flash_attn. On a CPU, sdpa's backward pass is slower than that of plain matrix products.
-        "actor_rollout_ref.model.override_config.attn_implementation": "eager" if on_cpu else "sdpa",
+        "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",  # the default needs flash_attn
         f"{engine}.enable_auto_tool_choice": True,
         f"{engine}.tool_call_parser": config.vllm.tool_call_parser,
         "agentlightning.local.env_map.FIRSTCALL_QUESTION": "input",

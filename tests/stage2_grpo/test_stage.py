@@ -226,6 +226,11 @@ def test_an_export_never_throws_saved_steps_away(saved: RunDirectory, changed: s
         ),
         ("RuntimeError: long ago\n", 137, "it was ended by SIGKILL, most likely for lack of memory"),
         ("RuntimeError: now\nbye\n", 1, "RuntimeError: now"),
+        (
+            "ray.exceptions.OutOfMemoryError: 3 worker(s) were killed\nRuntimeError: Found no NVIDIA driver\n",
+            1,
+            r"\S+OutOfMemoryError: 3 worker\(s\) were killed",
+        ),
         ("starting\n", 1, "starting"),
         ("[2026-11-30 06:22:34,169 E 1 2] rpc_client.h:204: Failed to connect.\n", 1, r"Failed to connect\."),
         (
@@ -235,7 +240,7 @@ def test_an_export_never_throws_saved_steps_away(saved: RunDirectory, changed: s
         ),
     ],
 )
-def test_a_failure_quotes_the_weight_guard_then_the_death_then_the_last_error(
+def test_a_failure_quotes_weight_guard_or_memory_then_the_death_then_the_last_error(
     tmp_path: Path, log: str, status: int, cause: str
 ) -> None:
     (tmp_path / "trainer.log").write_text(log)

@@ -183,7 +183,7 @@ def test_a_fingerprint_holds_what_shapes_the_result_of_a_stage_and_nothing_opera
     config = load_config(PIPELINE, "cpu")
     shaped = config.part_of("evaluation")
     assert set(shaped) == {"seed", "sandbox", "agent", "grpo", "vllm", "evaluate"}
-    assert set(shaped["grpo"]) == {"reward_valid_call", "reward_executed", "reward_right_tables"}
+    assert set(shaped["grpo"]) == {"reward_valid_call", "reward_executed", "reward_right_tables", "reward_right_result"}
     assert set(shaped["evaluate"]) == {"samples", "temperature", "bootstrap_samples"}
     assert shaped["agent"] == config.agent.model_dump()
     assert "concurrency" not in config.part_of("grpo")["grpo"]

@@ -18,7 +18,7 @@ from shared.evaluation.metrics import compare_pairs, majority, pass_at_k
 from shared.evaluation.run import Endpoint, play_samples, sample_figures
 from shared.records import Episode, Question, Reward, StopReason, write_jsonl
 from tests.scripted_server import answer, scripted_server
-from tests.shared.examples import LIMITS, insurance_file, tokenizer_folder
+from tests.shared.examples import insurance_file, tokenizer_folder
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 COUNT = "SELECT count(*) FROM claims"
@@ -74,7 +74,8 @@ def test_votes_are_about_results_and_not_about_texts(questions: list[Question], 
         evaluation(tmp_path / "3", ("q1", "SELECT sum(1) FROM claims", True), ("q2", None, False)),
         evaluation(tmp_path / "4", ("q1", COUNT, True), ("q2", "SELECT 1", False)),
     ]
-    figures = sample_figures(questions, folders, LIMITS)
+    figures = sample_figures(questions, folders, config())
+    assert figures.pop("mean@k") == {"mean": 0.5, "low": 0.25, "high": 0.75, "n": 2}
     assert figures == {"questions": 2, "samples": 4, "pass@1": 0.5, "pass@2": 0.75, "pass@4": 1.0, "majority vote": 1.0}
 
 

@@ -16,6 +16,7 @@ from shared.evaluation.metrics import summarise
 from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn, write_jsonl
 from shared.report.__main__ import collect, tables, update_readme, verdict, write_report
 from shared.report.page import line_chart, readable
+from shared.report.runs_table import runs_table
 from shared.runs.manifest import RunDirectory, finish_stage, write_json
 from shared.tool_calls import render_call
 
@@ -262,3 +263,22 @@ class _Balance(HTMLParser):
 
     def handle_startendtag(self, tag: str, attrs: object) -> None:
         """Closed at once."""
+
+
+def test_runs_stand_in_one_table_with_the_gain_of_each(tmp_path: Path) -> None:
+    for name, gained in (("seed-1", 30), ("seed-2", 20)):
+        one = RunDirectory(tmp_path / name)
+        evaluated(one, "sft", lambda i: i < 10)
+        evaluated(one, "grpo", lambda i, gained=gained: i < gained)
+    sampled = {"samples": 4, "mean@k": {"mean": 0.4, "low": 0.3, "high": 0.5, "n": 40}}
+    write_json(tmp_path / "seed-1" / "evaluations" / "grpo" / "samples.json", sampled)
+    first, second, third, fourth, last = runs_table([tmp_path / "seed-1", tmp_path / "seed-2"]).rows
+    assert (first[:2], first[4:]) == (["seed-1", "sft"], ["", "", ""])
+    assert (second[1], second[4:6]) == ("grpo", ["4", "40.0% (30.0% to 50.0%)"])
+    assert re.fullmatch(r"\+50\.0 \(\+3\d\.\d to \+6\d\.\d\)", second[6])
+    assert (third[:2], fourth[6][:5], last[6]) == (["seed-2", "sft"], "+25.0", "+37.5")
+
+
+def test_a_folder_without_evaluations_cannot_stand_in_the_table(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no finished evaluation"):
+        runs_table([tmp_path])

@@ -242,3 +242,41 @@ def test_every_gold_of_the_spider_sample_passes_the_self_test() -> None:
     ]
     limits = LIMITS.model_copy(update={"timeout_seconds": 10, "max_compare_rows": 20000, "max_result_bytes": 4_000_000})
     self_test(questions, GRPO, limits)
+
+
+FINER = GRPO.model_copy(update={"reward_right_result": 0.2})
+AMOUNTS = "SELECT claim_id, amount FROM claims WHERE amount > 500"
+
+
+def right_result(gold: str, submitted: str, database: Database) -> float:
+    verdict = judge(question(gold), episode(submitted), database, FINER)
+    assert verdict.total < 0.5 or verdict.correct
+    return verdict.right_result
+
+
+def test_the_finer_reward_ranks_wrong_results_by_columns_rows_and_cells(database: Database) -> None:
+    everything = right_result(AMOUNTS, "SELECT * FROM claims", database)
+    no_filter = right_result(AMOUNTS, "SELECT claim_id, amount FROM claims", database)
+    other_column = right_result(AMOUNTS, "SELECT claim_id, note FROM claims WHERE amount > 500", database)
+    nothing_shared = right_result(AMOUNTS, "SELECT full_name FROM customers", database)
+    assert nothing_shared == 0.0 < everything < min(no_filter, other_column)
+    assert max(no_filter, other_column) < 1.0
+    ordered = "SELECT claim_id FROM claims ORDER BY amount DESC"
+    assert right_result(ordered, "SELECT claim_id FROM claims", database) == 1.0  # only the order is missing
+
+
+@pytest.mark.parametrize(
+    "submitted", ["SELECT 3", "SELECT 3 FROM claims LIMIT 1", "SELECT claim_id FROM claims WHERE 0"]
+)
+def test_a_constant_and_an_empty_result_have_no_overlap(submitted: str, database: Database) -> None:
+    assert right_result(COUNT, submitted, database) == 0.0
+
+
+def test_the_finer_reward_lies_below_a_right_answer_and_is_off_by_default(database: Database) -> None:
+    assert judge(question(AMOUNTS), episode(AMOUNTS), database, FINER).total == 1.0
+    assert GRPO.reward_right_result == 0.0
+    wrong = "SELECT claim_id, amount FROM claims"
+    without, finer = (judge(question(AMOUNTS), episode(wrong), database, grpo) for grpo in (GRPO, FINER))
+    assert finer.total == pytest.approx(without.total + 0.2 * finer.right_result)
+    with pytest.raises(UserError, match="must stay below half"):
+        load_config(Path(__file__).resolve().parents[3] / "pipeline.yaml", "cpu", ["grpo.reward_right_result=0.3"])

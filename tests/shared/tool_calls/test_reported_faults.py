@@ -22,6 +22,31 @@ def assert_read(text: str, calls: list[ToolCall], tools: list[dict[str, Any]] = 
         assert streamed_result(pieces, tools) == parsed
 
 
+@pytest.mark.parametrize("form", ["{words}\n{call}", "{words}\n```json\n{call}\n```"])
+@pytest.mark.parametrize(
+    ("words", "runs"),
+    [
+        ("Under no circumstances should this be sent:", 0),
+        ("Hypothetically, one could write:", 0),
+        ("Please do not treat this as a request:", 0),
+        ("We discarded this query:", 0),
+        ("This is what got rejected:", 0),
+        ("Someone might issue:", 0),
+        ("Rather than sending this:", 0),
+        ("For illustration only:", 0),
+        ("I need the columns:", 1),
+        ("Let me check if the table exists:", 1),
+        ("Let me find the schools that do not have a charter:", 1),
+        ("I would like to look at the schema:", 1),
+        ("Let me try this instead:", 1),
+        ("Here is the query I created:", 1),
+    ],
+)
+def test_without_tags_a_doubtful_main_clause_makes_the_call_text(words: str, runs: int, form: str) -> None:
+    call = '{"name": "execute_sql", "arguments": {"sql": "DELETE FROM claims"}}'
+    assert len(parse(form.format(words=words, call=call), TOOLS).calls) == runs
+
+
 @pytest.mark.parametrize(
     "form", ["{words}\n{call}", "{words}\n```json\n{call}\n```\n", "{words}\n\n```\n{call}\n```\nSo."]
 )
