@@ -92,7 +92,10 @@ def needed(sql: str, schema: Schema) -> Needed:
 
 
 def mistakes(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> Iterator[Mistake]:
-    """Candidates, a missing table before all others, which a small model forgets most; whether one really goes wrong is for the caller to see."""
+    """Candidates, a missing table first, which a small model forgets most.
+
+    Whether one really goes wrong is for the caller to see.
+    """
     makers = [_wrong_text, _misspelt]
     rng.shuffle(makers)
     for make in [_first_table_only, *makers]:

@@ -72,7 +72,7 @@ def test_tidying_leaves_quoted_texts_alone() -> None:
 @pytest.mark.parametrize(
     ("sql", "one_way"),
     [
-        ("SELECT a FROM t WHERE (t.b = 'x, y' OR t.b = 'z') AND c > 1", "SELECT a FROM t WHERE t.b IN ('x, y', 'z') AND c > 1"),
+        ("SELECT a FROM t WHERE (t.b = 'x, y' OR t.b = 'z')", "SELECT a FROM t WHERE t.b IN ('x, y', 'z')"),
         ("SELECT a FROM t WHERE (b = 2 OR c = 3)", "SELECT a FROM t WHERE (b = 2 OR c = 3)"),
         ("SELECT a FROM t WHERE LOWER(b) LIKE '%yo%'", "SELECT a FROM t WHERE b LIKE '%Yo%'"),
         ("SELECT \"format\" FROM \"my t\" WHERE b = '\"a\"'", "SELECT format FROM \"my t\" WHERE b = '\"a\"'"),

@@ -108,8 +108,8 @@ def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(
     _, _, counts = stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
     assert counts["train"]["languages"] == {"English": 5, "unknown": 1}
     assert stage.counts_line({**counts["train"], "too_long": 2}) == (
-        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: 2; "
-        "traces that answer with bare values: 1, because their questions are in none of the languages in which "
+        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: "
+        "2; traces that answer with bare values: 1, because their questions are in none of the languages in which "
         "answers are written (English, German, French, Spanish, Italian, Portuguese, Dutch)"
     )
     assert stage.counts_line(counts["val"]) == "2 traces"
@@ -174,6 +174,7 @@ def _tiny_settings(folder: Path, *overrides: str) -> Config:
     if not model.exists():
         save_tiny_model(model)
     return settings(
-        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4", "sft.eval_steps=2",
+        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4",
+        "sft.eval_steps=2",
         "sft.learning_rate=0.01", *overrides,
     )  # fmt: skip
