@@ -53,7 +53,7 @@ class Checked:
     def report(self) -> str:
         """The data report as text."""
         databases = Counter(path.stem for _, path in self.rows)
-        lines = [f"{len(self.rows)} usable questions on {len(databases)} databases"]
+        lines = [f"usable questions: {len(self.rows)}, databases: {len(databases)}"]
         lines += [f"  {name:32}{count:6}" for name, count in sorted(databases.items())]
         for kind, meaning in _MEANINGS.items():
             found = self.findings.get(kind, [])

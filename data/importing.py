@@ -119,7 +119,7 @@ def write(checked: Checked, folder: Path, *, skip: bool, reads: Sequence[Path] =
     outputs = [*links.values(), *(folder / name for name in ("questions.jsonl", "skipped.jsonl", "dev.json"))]
     refuse_overwriting(outputs, [*reads, *names])
     if taken := [output for output in outputs if output.exists() and not output.is_symlink()]:
-        raise UserError(f"{taken[0]} exists already; choose another --out.")
+        raise UserError(f"{taken[0]} already exists; choose another --out.")
     for path, link in links.items():
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
@@ -148,4 +148,4 @@ def write(checked: Checked, folder: Path, *, skip: bool, reads: Sequence[Path] =
 def refuse_existing(folder: Path) -> None:
     """Raise UserError when `folder` already holds an imported data set."""
     if (folder / "dev.json").exists():
-        raise UserError(f"{folder / 'dev.json'} exists already; choose another --out.")
+        raise UserError(f"{folder / 'dev.json'} already exists; choose another --out.")

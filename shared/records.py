@@ -120,7 +120,7 @@ def question_from_json(line: str) -> Question:
         question = None
     if question is None or not all(isinstance(value, str) for value in row.values()):
         needed = [each.name for each in dataclasses.fields(Question) if each.default is dataclasses.MISSING]
-        raise ValueError(f"it is no object with the texts {', '.join(needed)}")
+        raise ValueError(f"it is not an object with the texts {', '.join(needed)}")
     return question
 
 
@@ -159,7 +159,7 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Number and JSON value of each line that is not blank; raises UserError naming what is no JSON or no text."""
+    """Number and JSON value of each line that is not blank; raises UserError naming the line that is not JSON, or the file that is not text."""
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
@@ -176,7 +176,7 @@ def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
 class JsonlTail:
     """Reads the rows that were appended to a JSONL file since the last call; half a line waits for its end.
 
-    A complete line that is no JSON object, as a killed writer leaves it, is passed over.
+    A complete line that is not a JSON object, as a killed writer leaves it, is passed over.
     """
 
     path: Path

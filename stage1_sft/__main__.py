@@ -15,9 +15,9 @@ from shared.runs.output_paths import refuse_overwriting
 _DESCRIPTION = """Stage 1: synthesise executed tool-call traces from the run's questions, fine-tune the model on them
 with LoRA, merge and verify the result. Prints SFT_MODEL_PATH=<folder>. The same command continues where it stopped."""
 _COMMANDS = {
-    "yield": "show which golds become a trace",
-    "convert": "write traces as TRL, Axolotl or LLaMA-Factory read them",
-    "merge": "merge a LoRA adapter into its base model",
+    "yield": "show which golds become a trace: yield FOLDER",
+    "convert": "write traces for TRL, Axolotl or LLaMA-Factory: convert TRACES --to NAME --out FILE",
+    "merge": "merge a LoRA adapter into its base model: merge ADAPTER --out FOLDER",
 }
 
 

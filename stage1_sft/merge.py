@@ -95,9 +95,9 @@ def merge(base: Path, adapter: Path, target: Path, prompts: Sequence[list[Messag
     return {"largest_weight_change": round(change, 6), "greedy_same_merged": exact, "greedy_same_saved": round(same, 4)}
 
 
-@torch.inference_mode()
 def _answer_logits(model: Any, ids: torch.Tensor, answer_tokens: int) -> torch.Tensor:
-    return model(input_ids=ids).logits[0, -answer_tokens - 1 : -1].float().cpu()
+    with torch.inference_mode():
+        return model(input_ids=ids).logits[0, -answer_tokens - 1 : -1].float().cpu()
 
 
 def _share_of_same_choices(model: Any, written: Sequence[Written], *, tie: float) -> float:
@@ -113,7 +113,7 @@ def check_weights(saved: Weights, rounded: Weights, before: Weights, adapter: Pa
     """The largest absolute change from the base; raises UserError when it is 0 or the folder holds other weights."""
     if any(not torch.equal(value, rounded[name]) for name, value in saved.items()):
         raise UserError(f"The weights saved for {adapter} read back differently; check the disk and merge again.")
-    change = max((value.float() - before[name].float()).abs().max().item() for name, value in saved.items())
+    change: float = max((value.float() - before[name].float()).abs().max().item() for name, value in saved.items())
     if change == 0.0:
         raise UserError(
             f"Merging {adapter} changed no weight: nothing was trained; raise sft.learning_rate or sft.epochs."

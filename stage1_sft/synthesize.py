@@ -188,7 +188,7 @@ class _Conversation:
     @property
     def turns_left(self) -> int:
         """Assistant turns that the agent may still take."""
-        return self.limits.max_turns - sum(message["role"] == "assistant" for message in self.messages)
+        return self.limits.max_turns - [message["role"] for message in self.messages].count("assistant")
 
     def act(self, *calls: ToolCall, trained: bool = True) -> list[str]:
         """One assistant turn with these calls; returns what the tools answered."""

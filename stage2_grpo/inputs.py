@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from shared.errors import UserError
 from shared.models.folder import check_model_folder, local_path
 from shared.runs import manifest as runs
 from shared.runs.manifest import RunDirectory
+
+SMALLEST = 4  # questions that may fill a batch smaller than grpo.train_batch_size
 
 
 def starting_model(config: Config, run: RunDirectory) -> Path:
@@ -65,19 +68,36 @@ def refuse_missing_agent(config: Config) -> None:
         load_function("grpo.agent", config.grpo.agent)
 
 
-def total_steps(config: Config, questions: int) -> int:
-    """Steps of the whole training; raises UserError when not even one full batch is there."""
+def fit_to_questions(config: Config, questions: int) -> Config:
+    """The settings with a batch and epochs that fit few questions; grpo.total_steps holds, over more epochs if need be.
+
+    Raises UserError when fewer than SMALLEST questions do not fill a batch.
+    """
     grpo = config.grpo
-    per_epoch = questions // grpo.train_batch_size
-    if per_epoch == 0:
+    batch = min(grpo.train_batch_size, questions)
+    if batch < min(grpo.train_batch_size, SMALLEST):
         raise UserError(
             f"{questions} training questions do not fill one batch (grpo.train_batch_size {grpo.train_batch_size}); "
-            "lower the batch or bring more questions."
+            f"GRPO needs at least {SMALLEST}: bring more questions or lower the batch."
         )
-    available = per_epoch * grpo.epochs
-    if grpo.total_steps is not None and grpo.total_steps > available:
-        raise UserError(
-            f"grpo.total_steps is {grpo.total_steps}, but {questions} questions make {available} steps in "
-            f"{grpo.epochs} epoch(s); raise grpo.epochs or lower grpo.total_steps."
-        )
-    return available if grpo.total_steps is None else grpo.total_steps
+    mini = grpo.mini_batch_size if batch == grpo.train_batch_size else min(grpo.mini_batch_size, batch // 2)
+    epochs = max(grpo.epochs, math.ceil((grpo.total_steps or 0) / (questions // batch)))
+    sizes = {
+        "train_batch_size": batch,
+        "mini_batch_size": mini,
+        "micro_batch_size": math.gcd(grpo.micro_batch_size, mini * grpo.rollouts_per_question),
+        "epochs": epochs,
+    }
+    return config.model_copy(update={"grpo": grpo.model_copy(update=sizes)})
+
+
+def fitted(config: Config, fit: Config) -> str:
+    """What `fit_to_questions` changed, as `grpo.epochs 1 -> 4`; "" for nothing."""
+    names = ("train_batch_size", "mini_batch_size", "micro_batch_size", "epochs")
+    pairs = [(name, getattr(config.grpo, name), getattr(fit.grpo, name)) for name in names]
+    return ", ".join(f"grpo.{name} {old} -> {new}" for name, old, new in pairs if old != new)
+
+
+def total_steps(config: Config, questions: int) -> int:
+    """Steps of the whole training, with settings from `fit_to_questions`."""
+    return config.grpo.total_steps or questions // config.grpo.train_batch_size * config.grpo.epochs

@@ -24,7 +24,7 @@ from shared.runs.manifest import RunDirectory, question_file
 from shared.runs.output_paths import refuse_overwriting
 from stage2_grpo.checkpoints import files, resume
 from stage2_grpo.checkpoints.export import export
-from stage2_grpo.inputs import refuse_missing_agent, starting_model, total_steps
+from stage2_grpo.inputs import fit_to_questions, fitted, refuse_missing_agent, starting_model, total_steps
 from stage2_grpo.monitoring.server_watch import ServerWatch
 from stage2_grpo.monitoring.step_log import reconcile_logs, stream_steps
 from stage2_grpo.monitoring.tripwires import Row, Trip, best_step, kept_steps, tripped, validations_since_best
@@ -50,11 +50,14 @@ def run(config: Config, run: RunDirectory) -> Path:
     adopted = resume.adopted_step(run.grpo, inputs, config.safety.changed)
     started = time.monotonic()
     kept = training_questions(config, run, model, questions)
-    total = total_steps(config, len(kept))
+    fit = fit_to_questions(config, len(kept))
+    if changes := fitted(config, fit):
+        print(f"grpo: {len(kept)} training questions, so {changes}", flush=True)
+    total = total_steps(fit, len(kept))
     refuse_nothing_to_train(adopted, total)
     resume.begin(run.grpo, inputs, config.safety.changed)  # last: a refusal leaves a finished run in its place
     write_jsonl(run.grpo / "train.jsonl", kept)
-    train_policy(config, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
+    train_policy(fit, run.grpo, model, (run.grpo / "train.jsonl", validation), total)
     return export_and_finish(config, run, model, inputs, started)
 
 

@@ -43,7 +43,7 @@ class _Loader(yaml.CSafeLoader):
         lines: dict[str, int] = {}
         for key in [key for key, _ in node.value if isinstance(key, yaml.ScalarNode)]:
             if key.value in lines:
-                problem = f"the key {key.value!r} of line {lines[key.value]} stands there again"
+                problem = f"the key {key.value!r} of line {lines[key.value]} appears again"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             lines[key.value] = key.start_mark.line + 1
         super().flatten_mapping(node)

@@ -411,7 +411,9 @@ class Config(Section):
     profile: Annotated[Literal["gpu", "cpu"], PartOf("grpo")] = Field(
         description="the device that the values were resolved for"
     )
-    model: Text = Field(description="hub id, local folder, or `smollm2-135m` (comes with the environment, no hub)")
+    model: Annotated[Text, PartOf("sft")] = Field(
+        description="hub id, local folder, or `smollm2-135m` (comes with the environment, no hub)"
+    )
     seed: Annotated[Count, PartOf("data", "sft", "grpo", "evaluation")] = Field(
         le=2**32 - 1, description="of the data, the traces, the training order and the sampling server"
     )

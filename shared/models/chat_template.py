@@ -43,7 +43,7 @@ class ChatTemplate:
         try:
             settings: dict[str, Any] = dict(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else {}
         except (ValueError, TypeError) as error:
-            raise UserError(f"{file} is no JSON object ({error}); copy it again from the model's source.") from error
+            raise UserError(f"{file} is not a JSON object ({error}); copy it again from the model's source.") from error
         source = settings.get("chat_template")
         if isinstance(source, list):  # several named templates; conversations with tools take the one for them
             named = {entry["name"]: entry["template"] for entry in source}

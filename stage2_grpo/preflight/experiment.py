@@ -16,7 +16,7 @@ from shared.records import Message, ToolCall
 from shared.reward.reward import self_test
 from shared.runs.manifest import read_manifest, read_object
 from shared.tool_calls import render_turn
-from stage2_grpo.inputs import total_steps
+from stage2_grpo.inputs import fit_to_questions, total_steps
 from stage2_grpo.preflight.findings import Case
 
 _ADAPTER_MARKS = ("lora_", ".base_layer.", "base_model.model.")
@@ -111,8 +111,8 @@ def check_names(case: Case) -> str:
 
 def check_batches(case: Case) -> str:
     """No step is skipped by the mini-batch floor, groups stay whole, and a checkpoint is saved on the way."""
-    grpo = case.config.grpo
-    steps = total_steps(case.config, len(case.train))
+    fit = fit_to_questions(case.config, len(case.train))
+    grpo, steps = fit.grpo, total_steps(fit, len(case.train))
     rows, update = (size * grpo.rollouts_per_question for size in (grpo.train_batch_size, grpo.mini_batch_size))
     gpus = grpo.nodes * grpo.gpus_per_node
     if rows // update < 2:

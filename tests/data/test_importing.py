@@ -182,7 +182,7 @@ def test_bad_rows_are_listed_and_stop_or_are_skipped(
     assert json.loads((tmp_path / "out" / "skipped.jsonl").read_text())["row"] == 3
     assert "1 questions written, 1 rows skipped" in capsys.readouterr().out
     assert result.report().encode()
-    with pytest.raises(UserError, match=r"dev\.json exists already"):
+    with pytest.raises(UserError, match=r"dev\.json already exists"):
         importing.write(result, tmp_path / "out", skip=True)
 
 
@@ -276,7 +276,7 @@ def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> Non
     command = [sys.executable, "-m", "data", "import", str(jsonl(tmp_path, GOOD))]
     done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    assert done.stdout.startswith("1 usable questions on 1 databases\n")
+    assert done.stdout.startswith("usable questions: 1, databases: 1\n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["pets.sqlite", "questions.jsonl"]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (refused.returncode, "Give either --out FOLDER" in refused.stderr) == (2, True)
@@ -326,7 +326,7 @@ def test_an_import_replaces_no_file_that_it_did_not_write(tmp_path: Path) -> Non
     notes = tmp_path / "out" / "questions.jsonl"
     notes.parent.mkdir()
     notes.write_text("other questions")
-    with pytest.raises(UserError, match=r"questions\.jsonl exists already; choose another --out"):
+    with pytest.raises(UserError, match=r"questions\.jsonl already exists; choose another --out"):
         importing.main([str(file), "--out", str(tmp_path / "out")])
     assert [path.read_text() for path in notes.parent.iterdir()] == ["other questions"]
 

@@ -156,5 +156,5 @@ def test_golds_that_only_mysql_runs_are_named(
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     importing.main([str(file), "--databases", mysql[1], "--config", str(ROOT / "pipeline.yaml"), "--check"])
     report = capsys.readouterr().out
-    assert "1 usable questions on 1 databases" in report
+    assert "usable questions: 1, databases: 1" in report
     assert "questions.jsonl:2: its gold SQL fails" in report

@@ -37,10 +37,13 @@ def test_only_a_newline_ends_a_row(tmp_path: Path) -> None:
     [
         (
             '{"question": "How many?", "sql": "SELECT 1"}',
-            "no object with the texts id, db_id, question, gold_sql, database",
+            "not an object with the texts id, db_id, question, gold_sql, database",
         ),
-        ('{"id": 1, "db_id": "pets", "question": "How many?", "gold_sql": "SELECT 1", "database": "p"}', "no object"),
-        ("[]", "no object"),
+        (
+            '{"id": 1, "db_id": "pets", "question": "How many?", "gold_sql": "SELECT 1", "database": "p"}',
+            "not an object",
+        ),
+        ("[]", "not an object"),
         ("{", "Expecting"),
     ],
 )

@@ -148,10 +148,26 @@ def test_steps_are_whole_batches_of_every_epoch() -> None:
     assert inputs.total_steps(config, 8 * 5 + 7) == 15
 
 
-@pytest.mark.parametrize(("questions", "says"), [(2, "do not fill one batch"), (8, r"make 2 steps")])
-def test_impossible_step_counts_are_refused(config: Config, questions: int, says: str) -> None:
-    with pytest.raises(UserError, match=says):
-        inputs.total_steps(config, questions)
+@pytest.mark.parametrize(("questions", "epochs", "steps"), [(8, 2, 4), (5, 4, 4), (12, 1, 4)])
+def test_few_questions_are_played_in_more_epochs(config: Config, questions: int, epochs: int, steps: int) -> None:
+    fit = inputs.fit_to_questions(config, questions)
+    assert (fit.grpo.epochs, inputs.total_steps(fit, questions)) == (epochs, steps)
+    changes = inputs.fitted(config, fit)
+    assert changes == ("" if epochs == 1 else f"grpo.epochs 1 -> {epochs}")
+
+
+def test_fewer_questions_than_a_batch_make_a_smaller_batch() -> None:
+    config = load_config(PIPELINE, "gpu", ["grpo.train_batch_size=8", "grpo.mini_batch_size=4"])
+    fit = inputs.fit_to_questions(config, 5)
+    assert (fit.grpo.train_batch_size, fit.grpo.mini_batch_size) == (5, 2)
+    assert 2 * fit.grpo.rollouts_per_question % fit.grpo.micro_batch_size == 0
+    assert "grpo.train_batch_size 8 -> 5, grpo.mini_batch_size 4 -> 2" in inputs.fitted(config, fit)
+
+
+@pytest.mark.parametrize("questions", [0, 2])
+def test_too_few_questions_are_refused_with_the_smallest_number(config: Config, questions: int) -> None:
+    with pytest.raises(UserError, match=r"do not fill one batch.*at least 4"):
+        inputs.fit_to_questions(config, questions)
 
 
 def test_changed_settings_that_leave_no_step_are_refused() -> None:

@@ -138,12 +138,12 @@ def test_a_missing_key_points_to_the_shipped_file(tmp_path: Path) -> None:
         ("- a", "mapping of settings"),
         ("a: 2026-02-30", "not valid YAML: day is out of range"),
         ("a: !!bool x", "not valid YAML"),
-        ("a: &a [{<<: {b: 1, b: 2}}, *a]", "'b' of line 1 stands there again"),
+        ("a: &a [{<<: {b: 1, b: 2}}, *a]", "'b' of line 1 appears again"),
         (
             "sft:\n  epochs: 1\n  lora_rank: 8\n  epochs: 2\n",
-            r"p\.yaml .* 'epochs' of line 2 stands there again .* line 4",
+            r"p\.yaml .* 'epochs' of line 2 appears again .* line 4",
         ),
-        ("sft: {}\ngrpo: {}\nsft: {}\n", "'sft' of line 1 stands there again .* line 3"),
+        ("sft: {}\ngrpo: {}\nsft: {}\n", "'sft' of line 1 appears again .* line 3"),
     ],
 )
 def test_a_file_that_is_no_settings_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
