@@ -119,9 +119,9 @@ def _keys(question: Question) -> tuple[tuple[str, str], ...]:
 
 
 def _deal(groups: list[list[Question]], data: DataConfig, rng: random.Random, splits: Splits) -> None:
-    """Deal one database's groups by difficulty: each split gets a group when its share of the questions is due."""
+    """Deal one database's groups by difficulty and form: each split gets a group when its share is due."""
     rng.shuffle(groups)
-    groups.sort(key=lambda group: (*DIFFICULTIES, "unknown").index(group[0].difficulty))
+    groups.sort(key=lambda group: ((*DIFFICULTIES, "unknown").index(group[0].difficulty), group[0].form))
     test_owed, val_owed = rng.random(), rng.random()
     for group in groups:
         test_owed += data.test_share * len(group)
@@ -137,13 +137,17 @@ def _deal(groups: list[list[Question]], data: DataConfig, rng: random.Random, sp
 
 
 def _spread(questions: Sequence[Question], rng: random.Random) -> list[Question]:
-    """A shuffle in which every database and difficulty comes at regular distances."""
-    groups: dict[tuple[str, str], list[Question]] = defaultdict(list)
-    for question in questions:
-        groups[question.db_id, question.difficulty].append(question)
-    placed = []
-    for name in sorted(groups):
-        members = groups[name]
-        rng.shuffle(members)
-        placed += [((i + rng.random()) / len(members), question.id, question) for i, question in enumerate(members)]
-    return [question for _, _, question in sorted(placed, key=lambda item: item[:2])]
+    """A shuffle in which any prefix holds its part of each database, difficulty and form."""
+    cells: dict[tuple[str, ...], list[Question]] = defaultdict(list)
+    for question in rng.sample(questions, len(questions)):
+        cells[question.db_id, question.difficulty, question.form].append(question)
+    total = Counter(part for cell, members in cells.items() for part in enumerate(cell) for _ in members)
+    ordered: list[Question] = []
+    taken: Counter[tuple[int, str]] = Counter()
+    while cells:
+        cell = min(cells, key=lambda cell: sum((taken[part] + 0.5) / total[part] for part in enumerate(cell)))
+        ordered.append(cells[cell].pop())
+        taken.update(enumerate(cell))
+        if not cells[cell]:
+            del cells[cell]
+    return ordered

@@ -19,6 +19,7 @@ from shared.reward.queries import parse
 from shared.sql.database import Schema
 
 MISSING_TABLE = "missing_table"
+_QUOTED = r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")"
 _WORDS = re.compile(r"[^\W\d_]+([ -][^\W\d_]+)*")
 
 
@@ -41,9 +42,28 @@ class Mistake:
 
 def tidy(sql: str) -> str:
     """The query without its final semicolon, doubled spaces and spaces before commas; quoted texts stay as they are."""
-    parts = re.split(r"('(?:[^']|'')*'|\"(?:[^\"]|\"\")*\")", sql.strip())
+    parts = re.split(_QUOTED, sql.strip())
     parts[::2] = [re.sub(r"\s+(?=,)", "", re.sub(r"\s+", " ", part)) for part in parts[::2]]
     return "".join(parts).rstrip("; ")
+
+
+def plain(sql: str, question: str) -> str:
+    """One spelling of what golds spell in several ways, so that a model need not guess which.
+
+    Alternatives become IN, LIKE stands without LOWER and with the question's spelling of its text, and names stand
+    without needless quotes. Whether the result stays the same is for the caller to see.
+    """
+    parts = re.split(_QUOTED, sql)
+    parts[1::2] = [part[1:-1] if re.fullmatch(r'"[A-Za-z_]\w*"', part) else part for part in parts[1::2]]
+    value = rf"({_QUOTED[1:-1]}|-?[\d.]+)"
+    sql = re.sub(rf"\(([\w.]+) = {value} OR \1 = {value}\)", r"\1 IN (\2, \3)", "".join(parts))
+    sql = re.sub(r"\bLOWER\(([\w.]+)\) LIKE (?=')", r"\1 LIKE ", sql)
+
+    def as_asked(found: re.Match[str]) -> str:
+        start = question.lower().find(found[2].lower())
+        return found[1] + (question[start : start + len(found[2])] if start >= 0 else found[2])
+
+    return re.sub(r"( LIKE '%?)([^'%]+)", as_asked, sql)
 
 
 def needed(sql: str, schema: Schema) -> Needed:
@@ -72,10 +92,13 @@ def needed(sql: str, schema: Schema) -> Needed:
 
 
 def mistakes(sql: str, wanted: Needed, schema: Schema, rng: random.Random) -> Iterator[Mistake]:
-    """Candidates, those that fit few golds first; whether one really goes wrong is for the caller to see."""
-    makers = [_first_table_only, _wrong_text]
+    """Candidates, a missing table first, which a small model forgets most.
+
+    Whether one really goes wrong is for the caller to see.
+    """
+    makers = [_wrong_text, _misspelt]
     rng.shuffle(makers)
-    for make in [*makers, _misspelt]:
+    for make in [_first_table_only, *makers]:
         yield from (mistake for mistake in make(sql, wanted, schema, rng) if mistake.sql != sql)
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from sqlglot import exp
+
 from shared.agent.prompts import prompts_of
 from shared.cli.machine import Needs, look, refuse
 from shared.config.schema import Config
@@ -22,6 +24,7 @@ from shared.errors import UserError
 from shared.models.folder import local_path, tool_template
 from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Question, read_questions, write_jsonl
+from shared.reward.queries import parse
 from shared.runs.manifest import (
     RunDirectory,
     attempt,
@@ -41,7 +44,7 @@ from stage1_sft.synthesize import synthesize
 from stage1_sft.traces import Trace
 from stage1_sft.wording import LANGUAGES
 
-VERSION = 5  # raise when the same settings and data give another model
+VERSION = 6  # raise when the same settings and data give another model
 TRACE_FILES = {"train": "traces.jsonl", "val": "val_traces.jsonl"}  # by split
 UNKNOWN = "unknown"  # language of questions whose final answers are bare values
 _VAL_SHARE = 0.03  # validation traces for each training trace; every evaluation pays for them
@@ -130,10 +133,28 @@ def _write_traces(
 
 
 def drawn(questions: Iterable[Question], seed: int) -> list[Question]:
-    """The questions in a seeded order that does not depend on theirs."""
+    """The questions in a seeded order, each beginning of which is balanced over forms, tables and databases.
+
+    A group is the questions of one form on equally many tables; databases take turns inside it. Its share of a
+    beginning grows with the square root of its size (as languages are balanced in multilingual training) and with its
+    number of tables; a small group comes early as a whole.
+    """
     order = sorted(questions, key=lambda question: question.id)
     random.Random(f"{seed}").shuffle(order)
-    return order
+    groups: dict[tuple[str, int], list[Question]] = {}
+    for question in order:
+        tree = parse(question.gold_sql)
+        tables = len({table.name.lower() for table in tree.find_all(exp.Table)}) if tree else 0
+        groups.setdefault((question.form.partition("/")[0], max(1, tables)), []).append(question)
+    places: dict[str, float] = {}
+    for (_, tables), group in groups.items():
+        turns = Counter[str]()
+        for question in group:
+            turns[question.db_id] += 1
+            places[question.id] = turns[question.db_id]
+        for place, question in enumerate(sorted(group, key=lambda question: places[question.id])):
+            places[question.id] = (place + 0.5) / (tables * len(group) ** 0.5)
+    return sorted(order, key=lambda question: places[question.id])
 
 
 def counts_line(counts: Mapping[str, Any]) -> str:

@@ -4,10 +4,11 @@ Every observation is what the real tool answered on the real database. A trace i
 on a freshly opened database gives the same observations and its last query gives the gold's result; what is dropped
 is counted by reason. The same question and seed give the same trace, whatever comes before it.
 
-A trace: search the schema, look at the columns of each needed table, run the query, answer. Where the question's
-words do not lead to a table or the limits cut a column off, another search by its name follows. Some traces begin
-with a search that misses or contain a wrong query with its real outcome; those turns are not trained, what follows
-them is."""
+A trace: search the schema, look at the columns of each needed table in the order in which the search named them, run
+the query, answer. Where the question's words do not lead to a table or the limits cut a column off, another search by
+its name follows. Some traces begin with a search that misses or contain a wrong query with its real outcome; those
+turns are not trained, what follows them is. A trained turn holds nothing that is drawn at random: a small model learns
+only what the conversation before it tells."""
 
 from __future__ import annotations
 
@@ -27,15 +28,13 @@ from shared.records import Question, ToolCall
 from shared.reward.queries import gold_is_ordered
 from shared.sql.database import Database, SqlError
 from stage1_sft import wording
-from stage1_sft.gold import MISSING_TABLE, Mistake, mistakes, needed, tidy
+from stage1_sft.gold import MISSING_TABLE, Mistake, mistakes, needed, plain, tidy
 from stage1_sft.traces import TOO_MANY_TURNS, TURN_TOO_LONG, Dropped, Trace, answers_gold, calls_of, flaw, make_trace
 
-SHUFFLED_SHARE = 0.3  # of the traces look at their tables in another order than the query's
-REPEAT_SHARE = 0.5  # of the wrong queries, where a turn is left for it, are asked a second time
+REPEAT_SHARE = 0.2  # of the wrong queries, where a turn is left for it, are asked a second time
 GIVE_UP_SHARE = 0.2  # of the mistakes come after the right query: the answer goes back to that
-_ANSWER_TOKENS = 120  # a longer list is not written out, and none that takes half of agent.max_turn_tokens
+_ANSWER_TOKENS = 120  # a longer list is not written out, and none that takes a quarter of agent.max_turn_tokens
 _LOOK_UP_WORDS = 3  # of the question, at most, with which an own tool is tried
-THOUGHT_SHARE = 0.1  # of the tool turns; a thought costs tokens in every episode, so the model should learn few
 
 
 def synthesize(
@@ -114,6 +113,8 @@ class _Conversation:
             before, self.sql = self.sql, self.sql.replace(f'"{text}"', "'" + text.replace("'", "''") + "'")
             if self.sql == before:
                 break
+        if answers_gold(self.database, self.sql, simple := plain(self.sql, question.question)):
+            self.sql = simple
         try:
             self.wanted = needed(self.sql, self.database.schema)
             self.gold = self.database.execute(self.sql)
@@ -132,9 +133,8 @@ class _Conversation:
         self.looked_at: set[str] = set()  # tables
         self.last_sql = ""  # the last query that ran
         self.rng, sft = random.Random(f"{config.seed} {question.id}"), config.sft
-        draws = [self.rng.random() + bare for _ in range(4)]
+        draws = [self.rng.random() + bare for _ in range(3)]
         self.language = wording.language_of(question.question)
-        self.thought_share = 0.0 if bare or self.language != "English" else THOUGHT_SHARE
         self.look_ups = [] if bare else self.find_look_ups()
         tables = len(self.wanted.tables)
         room = self.limits.max_turns - 3 - len(self.look_ups)  # a search, a query, an answer
@@ -142,7 +142,6 @@ class _Conversation:
         self.may_err = draws[0] < sft.wrong_turn_share and room > (1 if self.parallel else tables)
         # the tables may be found only one by one
         self.may_miss = draws[1] < sft.search_miss_share and room > tables + self.may_err
-        self.shuffled = draws[3] < SHUFFLED_SHARE
 
     def trace(self) -> Trace:
         """The whole conversation as a trace."""
@@ -161,8 +160,8 @@ class _Conversation:
         mistake = self.find_mistake() if self.may_err else None
         gives_up = self.rng.random() < GIVE_UP_SHARE
         if mistake and mistake.kind == MISSING_TABLE:
-            self.look_at_columns(first)
-            if self.turns_left > 2 + len(others):
+            if self.turns_left > 3 + len(others):
+                self.look_at_columns(first, trained=False)
                 provenance |= self.err(mistake, reserved=2 + len(others))
             mistake = None
         self.look_at_columns(*self.wanted.tables)
@@ -172,7 +171,7 @@ class _Conversation:
         (shown,) = self.act(ToolCall("execute_sql", {"sql": self.sql}))
         if mistake and self.turns_left > 1:
             provenance |= {**self.err(mistake, reserved=1), "way_out": "give_up"}
-        cut, most = re.search(r"\(first (\d+) of", shown), min(_ANSWER_TOKENS, self.limits.max_turn_tokens // 2)
+        cut, most = re.search(r"\(first (\d+) of", shown), min(_ANSWER_TOKENS, self.limits.max_turn_tokens // 4)
         answer = wording.answer(
             self.gold,
             self.language,
@@ -193,11 +192,9 @@ class _Conversation:
 
     def act(self, *calls: ToolCall, trained: bool = True) -> list[str]:
         """One assistant turn with these calls; returns what the tools answered."""
-        thoughts = wording.THOUGHTS.get(calls[0].name, ("",))
-        thought = self.rng.choice(thoughts) if self.rng.random() < self.thought_share else ""
         turn = self.limits.max_turns - self.turns_left + 1
         encoded = [encode_call(call, f"call_{turn}_{i}") for i, call in enumerate(calls)]
-        self.messages.append({"role": "assistant", "content": thought, "tool_calls": encoded})
+        self.messages.append({"role": "assistant", "content": "", "tool_calls": encoded})
         answers = [self.toolbox.run(call) for call in calls]
         for call, sent, answer in zip(calls, encoded, answers, strict=True):
             self.messages.append({"role": "tool", "tool_call_id": sent["id"], "content": answer.text})
@@ -233,28 +230,27 @@ class _Conversation:
             self.act(_search(poor), trained=False)
         query = wording.search_query(self.question.question)
         answer = self.fresh_toolbox().run(_search(query)).text
-        leads = any(_names(answer, table) for table in self.wanted.tables)
+        leads = any(_named(table, answer) >= 0 for table in self.wanted.tables)
         self.act(_search(query), trained=leads)
         if not leads:
             self.search_by_name(self.wanted.tables[0])
         return missed
 
-    def look_at_columns(self, *tables: str) -> None:
-        """Look at those of the tables that it has not looked at yet and that a tool has named; search for the others,
-        and for needed columns that were cut off.
+    def look_at_columns(self, *tables: str, trained: bool = True) -> None:
+        """Look at those of the tables that it has not looked at yet and that a tool has named, in the order of naming;
+        search for the others, and for needed columns that were cut off.
         """
         waiting = [table for table in tables if table not in self.looked_at]
-        if self.shuffled:
-            self.rng.shuffle(waiting)
         while waiting:
-            unknown = [table for table in waiting if not _names(self.read, table)]
+            unknown = [table for table in waiting if _named(table, self.read) < 0]
             scarce = len(waiting) + len(unknown) > self.turns_left - 2  # for one table after the other
             if unknown and (scarce or unknown == waiting):
                 self.search_by_name(*(unknown if scarce else unknown[:1]))
                 continue
             known = [table for table in waiting if table not in unknown]
+            known.sort(key=lambda table: _named(table, self.read))
             turn = known if self.parallel or scarce else known[:1]
-            answers = self.act(*(ToolCall("get_columns", {"table": table}) for table in turn))
+            answers = self.act(*(ToolCall("get_columns", {"table": table}) for table in turn), trained=trained)
             for table, answer in zip(turn, answers, strict=True):
                 waiting.remove(table)
                 self.looked_at.add(table)
@@ -270,7 +266,7 @@ class _Conversation:
     def search_by_name(self, *tables: str) -> None:
         """One search for all of these tables, which has to name one at least."""
         self.act(_search(wording.by_name(*tables)))
-        if not any(_names(self.read, table) for table in tables):
+        if not any(_named(table, self.read) >= 0 for table in tables):
             raise Dropped("no tool names a needed table")
 
     def find_mistake(self) -> Mistake | None:
@@ -299,8 +295,10 @@ def _search(query: str) -> ToolCall:
     return ToolCall("search_schema", {"query": query})
 
 
-def _names(text: str, table: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(table)}(?!\w)", text) is not None
+def _named(table: str, text: str) -> int:
+    """Where the text first names the table; -1 where it does not."""
+    found = re.search(rf"(?<!\w){re.escape(table)}(?!\w)", text)
+    return found.start() if found else -1
 
 
 def _columns_found(search_result: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The words of a trace that no tool returns: search queries, thoughts, final answers.
+"""The words of a trace that no tool returns: search queries and final answers.
 
 All derived by fixed rules from the question or the real result, so that a model can learn the rule. Short, because
 every token of them is paid in every episode. An answer is in the language of its question; in a language that
@@ -21,16 +21,6 @@ from shared.sql.database import QueryResult
 _QUERY_WORDS = 6
 _CELL_WIDTH = 40  # characters of one value in an answer
 _FIRST = 3  # values named of a result that is too long to be listed
-THOUGHTS = {
-    "search_schema": (
-        "First find the tables.",
-        "Which tables matter?",
-        "Search the schema.",
-        "Find where it is stored.",
-    ),
-    "get_columns": ("Look at the columns.", "Check the columns.", "What does it hold?", "The exact names, please."),
-    "execute_sql": ("Now the query.", "Run the query.", "This should answer it.", "Query the data."),
-}
 
 
 @dataclass(frozen=True)

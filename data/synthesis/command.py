@@ -15,15 +15,12 @@ from pathlib import Path
 from data.check import Checked
 from data.importing import refuse_existing, write
 from data.sources import Place, SourceRow
-from data.sql_form import Difficulty
-from data.synthesis.generate import Taken, generate
+from data.synthesis.generate import SHARES, Taken, generate
 from data.synthesis.hints import read_hints, report
 from data.synthesis.schema import understand
 from shared.cli.command_line import common_parser, resolve
 from shared.errors import UserError
 from shared.sql.database import Database
-
-SHARES: dict[Difficulty, float] = {"easy": 0.40, "medium": 0.35, "hard": 0.25}
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -57,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     if args.check:
         print("\n".join(report(about)))
         return
-    questions = generate(database, about, args.questions, config.seed, Taken(), SHARES)
+    questions = generate(database, about, args.questions, config.seed, Taken())
     if not questions:
         raise UserError(
             f"{args.database} yields no question; see what was understood with --check and correct it with --hints."

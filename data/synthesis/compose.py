@@ -78,6 +78,9 @@ class Draw:
 
     rng: random.Random
     about: Understanding
+    wide: bool = (
+        True  # whether golds with the same meaning may be written in several ways; few questions teach only one
+    )
     edges: list[Edge] = field(init=False)
     subjects: list[Table] = field(init=False)
 
@@ -98,6 +101,10 @@ class Draw:
         if not options:
             raise NoFit
         return self.rng.choice(options)
+
+    def varies(self, share: float) -> bool:
+        """Whether to write the gold in another way than the usual one."""
+        return self.wide and self.rng.random() < share
 
     def table(self) -> Table:
         """A table to ask about; one with more columns more often."""

@@ -75,7 +75,7 @@ def _aggregate(draw: Draw) -> Draft:
         select.append(f"{other}({target.number})")
         words.append(f"{second} {target.measured(draw.rng)}")
         wording = "aggregates"
-    elif extra < 0.48:
+    elif extra < 0.48 and draw.wide:
         select.insert(0, "COUNT(*)")
         return Draft(
             phrase.query(*select), {"aggregate": words[0], "np": phrase.words}, phrase.sorts, "aggregate_counted"
@@ -142,7 +142,7 @@ def _group(draw: Draw) -> Draft:
     elif how < 0.45 and wording == "group_measured":
         measures.insert(0, "COUNT(*)")
         wording = "group_both"
-    elif how < 0.6 and not query.joins and not query.where:
+    elif how < 0.6 and draw.wide and not query.joins and not query.where:
         second = draw.column(table, Meaning.CATEGORY, nullable=False, without=(column,))
         query = replace(query, select=(column.ref, second.ref), group=(column.ref, second.ref))
         slots["column"] = f"combination of {words} and {draw.one(second.words)}"
@@ -237,7 +237,7 @@ def _top(draw: Draw) -> Draft:
     inner = phrase.query(f"{'MAX' if descending else 'MIN'}({column.number})").sql
     twin = replace(query, order="", limit=0, where=(*query.where, f"{column.number} = ({inner})"))
     wording = "top_where" if phrase.where else "top"
-    if draw.rng.random() < 0.25:
+    if draw.varies(0.25):
         return Draft(twin, slots, phrase.sorts, wording, query.sql)
     return Draft(query, slots, phrase.sorts, wording, twin.sql)
 

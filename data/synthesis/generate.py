@@ -34,11 +34,15 @@ from shared.reward.queries import Order, order_of, trivial_query
 from shared.reward.reward import agrees_on_copies
 from shared.sql.database import Database, QueryResult, SqlError
 
-WORDINGS: dict[str, list[str]] = yaml.safe_load(Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8"))
+_FOLDER = Path(__file__).parent
+WORDINGS: dict[str, list[str]] = yaml.safe_load(_FOLDER.joinpath("wordings.yaml").read_text("utf-8"))
 ALL_FORMS: tuple[Form, ...] = FORMS + RELATIONS
-SHARES: dict[Difficulty, float] = {"easy": 0.60, "medium": 0.28, "hard": 0.12}
+SHARES: dict[Difficulty, float] = {"easy": 0.40, "medium": 0.35, "hard": 0.25}
+FAMILIES: dict[Difficulty, dict[str, int]] = yaml.safe_load(_FOLDER.joinpath("families.yaml").read_text("utf-8"))
+_FEWEST = 4  # questions of a family about one database: too few to learn from are not worth asking
+_MANY = 200  # questions about one database, which leave room for golds written in several ways
+_TRIES = 150  # drafts for one question of a family
 _MAX_ROWS = 60  # of an answer
-_IDLE_DRAWS = 1500  # without a new question; then the database has no more to give
 _COPIES = 2
 _MOST_FAILURES = 20  # golds that fail, as by a time limit
 
@@ -69,7 +73,7 @@ def generate(
     shares: Mapping[Difficulty, float] = SHARES,
 ) -> list[Question]:
     """At most `count` questions about the database; fewer where it yields no more."""
-    draw = Draw(random.Random(f"{seed}.{database.path.stem}"), about)
+    draw = Draw(random.Random(f"{seed}.{database.path.stem}"), about, wide=count >= _MANY)
     with tempfile.TemporaryDirectory(prefix="firstcall-") as folder:
         try:
             paths = make_copies(database.path, [], Path(folder), _COPIES, seed)
@@ -82,37 +86,66 @@ def generate(
 def _accepted(
     draw: Draw, audit: Audit, count: int, taken: Taken, shares: Mapping[Difficulty, float]
 ) -> Iterator[Question]:
-    """Questions worth asking, until the quotas of `count` are full or nothing new comes up any more.
-
-    What one difficulty cannot give is made up for by the others.
-    """
-    room = {difficulty: round(share * count) for difficulty, share in shares.items()}
-    room["easy"] += count - sum(room.values())
+    """Questions worth asking, until there are `count` or nothing new comes up any more."""
+    made: Counter[tuple[Difficulty, str]] = Counter()
     shapes: Counter[str] = Counter()
-    number = 0
-    for per_shape, open_to_all in ((max(2, count // 50), False), (max(4, count // 25), True)):
-        idle = 0
-        while any(room.values()) and number < count and idle < _IDLE_DRAWS and audit.failures < _MOST_FAILURES:
-            idle += 1
-            form = draw.rng.choices(ALL_FORMS, [form.weight for form in ALL_FORMS])[0]
-            try:
-                draft = form.compose(draw)
-            except NoFit:
-                continue
-            sql = draft.query.sql
-            shape, difficulty = re.sub(r"'[^']*'|\b\d+(\.\d+)?\b", "?", sql), rate(sql)
-            if shapes[shape] >= per_shape or not (room[difficulty] or open_to_all) or gold_key(sql) in taken.golds:
-                continue
-            question = ask(draft, form, draw.rng)
-            if audit.objection(draft) or not taken.claim(question, sql):
-                continue
-            idle = 0
-            number += 1
-            room[difficulty] = max(0, room[difficulty] - 1)
-            shapes[shape] += 1
-            kind = "/".join((form.name, *draft.sorts))
-            name = audit.database.path.stem
-            yield Question(f"{name}-{number:04d}", name, question, sql, str(audit.database.path), difficulty, kind)
+    name = audit.database.path.stem
+    for most in (max(2, count // 50), max(4, count // 25)):  # questions of one shape
+        spent: set[tuple[Difficulty, str]] = set()
+        while made.total() < count and audit.failures < _MOST_FAILURES and (due := _due(made, spent, count, shares)):
+            spent.add(due)
+            for draft, form in drafts_of(draw, *due):
+                sql = draft.query.sql
+                shape = re.sub(r"'[^']*'|\b\d+(\.\d+)?\b", "?", sql)
+                if shapes[shape] >= most or gold_key(sql) in taken.golds:
+                    continue
+                question = ask(draft, form, draw.rng)
+                if audit.objection(draft) or not taken.claim(question, sql):
+                    continue
+                spent.remove(due)
+                shapes[shape] += 1
+                made[due] += 1
+                identity = f"{name}-{made.total():04d}"
+                yield Question(identity, name, question, sql, str(audit.database.path), due[0], due[1])
+                break
+
+
+def _due(
+    made: Counter[tuple[Difficulty, str]],
+    spent: set[tuple[Difficulty, str]],
+    count: int,
+    shares: Mapping[Difficulty, float],
+) -> tuple[Difficulty, str] | None:
+    """Level and family that lack most of their part; None when all are spent.
+
+    Of a level's families only the first few have a part, so that each gets _FEWEST questions; the next one takes the
+    place of one that is spent.
+    """
+    lack: dict[Difficulty, float] = {level: share * count for level, share in shares.items()}
+    few = {level: max(1, round(room / _FEWEST)) for level, room in lack.items()}
+    for (level, _), number in made.items():
+        lack[level] -= number
+    for level in sorted(lack, key=lack.__getitem__, reverse=True):
+        families = [family for family in FAMILIES[level] if (level, family) not in spent][: few[level]]
+        if families:
+            return level, min(families, key=lambda family: made[level, family] / FAMILIES[level][family])
+    return None
+
+
+def drafts_of(draw: Draw, level: Difficulty, family: str) -> Iterator[tuple[Draft, Form]]:
+    """Drafts of one level and family."""
+    names = ("list", "count", "aggregate") if family == "average" else (family.removesuffix(" joined"),)
+    forms = [form for form in ALL_FORMS if form.name in names]
+    for _ in range(_TRIES):
+        form = draw.one(forms)
+        try:
+            draft = form.compose(draw)
+        except NoFit:
+            continue
+        joined = " joined" if draft.query.joins and form in FORMS else ""
+        found = "average" if "average" in draft.sorts else form.name + joined
+        if found == family and rate(draft.query.sql) == level:
+            yield draft, form
 
 
 def ask(draft: Draft, form: Form, rng: random.Random) -> str:

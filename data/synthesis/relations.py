@@ -64,11 +64,10 @@ def _parents_of(draw: Draw) -> Draft:
     slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural, "child": edge.child.singular,
              "noun": found.noun, "np": many}  # fmt: skip
     unique = any(c.is_unique for c in shown)
-    how = draw.rng.random()
-    if how < 0.2:
+    if draw.rng.random() < 0.2:
         query = Query((f"COUNT(DISTINCT {edge.column.ref})",), edge.child.name, where=(found.sql,))
         return Draft(query, slots, (found.sort,), "parents_counted", replace(nested, select=("COUNT(*)",)).sql)
-    if how < 0.65 and unique:
+    if unique and not draw.varies(0.4):
         return Draft(joined, slots, (found.sort,), twin=nested.sql)
     return Draft(nested, slots, (found.sort,), twin=joined.sql if unique else "")
 
@@ -84,14 +83,13 @@ def _without(draw: Draw) -> Draft:
              "np": f"{many} with {found.noun}" if found else many}  # fmt: skip
     sorts = (found.sort,) if found else ()
     left = replace(query, joins=(f"LEFT {edge.join_child}",), where=(f"{edge.column.ref} IS NULL",))
-    how = draw.rng.random()
-    if how < 0.25:
+    if draw.rng.random() < 0.25:
         twin = "" if found else replace(left, select=("COUNT(*)",)).sql
         return Draft(replace(query, select=("COUNT(*)",)), slots, sorts, "without_counted", twin)
-    if how < 0.5 and any(c.is_unique for c in shown):
+    if draw.varies(0.35) and any(c.is_unique for c in shown):
         second = Query(query.select, edge.child.name, (edge.join,), inner.where)
         return Draft(replace(query, where=(), then=("EXCEPT", second)), slots, sorts, twin=query.sql)
-    if how < 0.65 and not found:
+    if draw.varies(0.3) and not found:
         return Draft(left, slots, twin=query.sql)
     return Draft(query, slots, sorts, twin="" if found else left.sql)
 

@@ -123,12 +123,16 @@ class AgentConfig(Section):
 class SftConfig(Section):
     """Stage 1: traces and LoRA training."""
 
-    max_traces: Positive = Field(description="traces; at most one per training question")
+    max_traces: Positive = Field(
+        description="traces; at most one per training question, chosen so that forms and databases are balanced"
+    )
     wrong_turn_share: Share = Field(
         description="share of traces with a plausible mistake and its fix; the mistake is not trained"
     )
     search_miss_share: Share = Field(description="share of traces whose first schema search finds nothing useful")
-    parallel_share: Share = Field(description="share of multi-table traces that ask for all columns in one turn")
+    parallel_share: float = Field(
+        ge=0, le=1, description="share of multi-table traces that ask for all columns in one turn"
+    )
     lora_rank: Positive = Field(description="adapters on every linear layer")
     lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
     lora_dropout: Share = Field(description="share of the adapter's inputs that are dropped")

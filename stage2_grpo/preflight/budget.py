@@ -37,8 +37,8 @@ from stage2_grpo.preflight import memory
 from stage2_grpo.preflight.memory import GIB
 
 _DESCRIPTION = """Prints the memory that a run takes on a GPU, line by line, and what fits cards of 16 to 80 GB.
-Measures, with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and derives the limits of
-prompts, episodes and rows. Ends with the --set lines to use; changes no setting."""
+Measures, with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and derives the limits
+of prompts, episodes and rows. Ends with the --set lines to use; changes no setting."""
 LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens")
 Limits = Mapping[str, int]
 """Settings that bound an episode, by their dotted names."""

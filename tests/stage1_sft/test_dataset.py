@@ -43,7 +43,8 @@ LIKE_QWEN2 = """
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
 FORGETFUL = """{% for m in messages %}{% if loop.last or m.role != 'assistant' %}{{ '<|im_start|>' + m.role + '\\n'
-+ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
++ m.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}{% if add_generation_prompt
+%}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
 @pytest.fixture(scope="module")

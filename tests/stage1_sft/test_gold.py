@@ -3,7 +3,7 @@ import random
 import pytest
 
 from shared.sql.database import Column, Schema, Table
-from stage1_sft.gold import Needed, mistakes, needed, tidy
+from stage1_sft.gold import Needed, mistakes, needed, plain, tidy
 from tests.stage1_sft.examples import JOIN
 
 
@@ -69,8 +69,23 @@ def test_tidying_leaves_quoted_texts_alone() -> None:
     assert tidy("SELECT a ,  b FROM t WHERE c = 'x  , y;' ;") == "SELECT a, b FROM t WHERE c = 'x  , y;'"
 
 
+@pytest.mark.parametrize(
+    ("sql", "one_way"),
+    [
+        ("SELECT a FROM t WHERE (t.b = 'x, y' OR t.b = 'z')", "SELECT a FROM t WHERE t.b IN ('x, y', 'z')"),
+        ("SELECT a FROM t WHERE (b = 2 OR c = 3)", "SELECT a FROM t WHERE (b = 2 OR c = 3)"),
+        ("SELECT a FROM t WHERE LOWER(b) LIKE '%yo%'", "SELECT a FROM t WHERE b LIKE '%Yo%'"),
+        ("SELECT \"format\" FROM \"my t\" WHERE b = '\"a\"'", "SELECT format FROM \"my t\" WHERE b = '\"a\"'"),
+    ],
+)  # fmt: skip
+def test_what_golds_spell_in_several_ways_is_taught_in_one(sql: str, one_way: str) -> None:
+    assert plain(sql, "Which b contains 'Yo'?") == one_way
+
+
 def test_mistakes_are_a_missing_table_a_wrong_text_and_a_misspelt_name() -> None:
-    made = {m.kind: m for m in mistakes(JOIN, needed(JOIN, SCHEMA), SCHEMA, random.Random(0))}
+    found = [*mistakes(JOIN, needed(JOIN, SCHEMA), SCHEMA, random.Random(0))]
+    made = {m.kind: m for m in found}
+    assert found[0].kind == "missing_table"
     assert made["missing_table"].sql == "SELECT full_name FROM policies WHERE kind = 'home'"
     assert made["literal_case"].sql == JOIN.replace("'home'", "'Home'")
     assert made["literal_case"].look == "SELECT DISTINCT kind FROM policies LIMIT 10"

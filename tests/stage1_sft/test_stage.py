@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from shared.records import read_questions, write_jsonl
 from shared.runs.manifest import RunDirectory, read_manifest
 from stage1_sft import stage
 from tests.shared.examples import tokenizer_folder
-from tests.stage1_sft.examples import ROOT, questions, settings, with_gold
+from tests.stage1_sft.examples import JOIN, ROOT, questions, settings, with_gold
 from tests.tiny_model import save_tiny_model
 
 
@@ -85,6 +86,19 @@ def test_the_seed_orders_the_traces_not_the_file_of_questions(tmp_path: Path) ->
     assert order(1) != first
 
 
+def test_every_beginning_of_the_order_is_balanced_over_forms_tables_and_databases(tmp_path: Path) -> None:
+    one, join, *_ = questions(tmp_path)
+    join = with_gold(join, JOIN)
+    rows = [dataclasses.replace(one, id=f"list{i}", form="list/equal", db_id=f"db{i % 3}") for i in range(81)]
+    rows += [dataclasses.replace(join, id=f"join{i}", form="list", db_id="db0") for i in range(9)]
+    rows += [dataclasses.replace(one, id=f"rare{i}", form="rare/equal") for i in range(4)]
+    first = stage.drawn(rows, 0)[:32]
+    kinds = Counter(question.id.rstrip("0123456789") for question in first)
+    assert kinds == {"list": 19, "join": 9, "rare": 4}
+    assert max(Counter(q.db_id for q in first if q.id.startswith("list")).values()) == 7
+    assert stage.drawn(rows[::-1], 0)[:32] == first
+
+
 def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(tmp_path: Path) -> None:
     run, rows = _run_with_data(tmp_path), questions(tmp_path / "runs")
     rows[2] = with_gold(rows[2], "SELECT nothing FROM claims")
@@ -94,8 +108,8 @@ def test_what_was_dropped_and_answers_without_a_language_are_said_in_a_sentence(
     _, _, counts = stage.make_traces(settings(), run, tokenizer_folder(tmp_path))
     assert counts["train"]["languages"] == {"English": 5, "unknown": 1}
     assert stage.counts_line({**counts["train"], "too_long": 2}) == (
-        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: 2; "
-        "traces that answer with bare values: 1, because their questions are in none of the languages in which "
+        "6 traces; questions that gave none: 1 (gold fails: 1); traces left out as longer than agent.context_tokens: "
+        "2; traces that answer with bare values: 1, because their questions are in none of the languages in which "
         "answers are written (English, German, French, Spanish, Italian, Portuguese, Dutch)"
     )
     assert stage.counts_line(counts["val"]) == "2 traces"
@@ -160,6 +174,7 @@ def _tiny_settings(folder: Path, *overrides: str) -> Config:
     if not model.exists():
         save_tiny_model(model)
     return settings(
-        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4", "sft.eval_steps=2",
+        f"model={model}", f"runs_dir={folder / 'runs'}", "agent.context_tokens=4096", "sft.batch_size=4",
+        "sft.eval_steps=2",
         "sft.learning_rate=0.01", *overrides,
     )  # fmt: skip

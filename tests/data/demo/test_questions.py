@@ -1,6 +1,7 @@
 """The demo questions: enough, varied, answerable, and their words give the gold away."""
 
 import datetime
+import random
 import re
 from collections import Counter
 from pathlib import Path
@@ -8,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from data.sql_form import gold_key, question_key
+from data.synthesis.compose import Draft, Draw
 from data.synthesis.conditions import SORTS
 from data.synthesis.demo import SCRIPTS, demo_questions
-from data.synthesis.generate import ALL_FORMS, SHARES
+from data.synthesis.generate import FAMILIES, SHARES, drafts_of
+from data.synthesis.schema import understand
 from data.synthesis.words import date_said
 from shared.errors import UserError
 from shared.sql.database import Database
@@ -42,11 +45,32 @@ def test_difficulties_come_in_the_planned_shares(demo: Prepared) -> None:
         assert counts[difficulty] / len(demo.questions) == pytest.approx(share, abs=0.01)
 
 
-def test_every_form_and_every_sort_of_condition_is_used(demo: Prepared) -> None:
-    parts = [question.form.split("/") for question in demo.questions]
-    names = {form.name for form in ALL_FORMS} - {"days"}  # no demo table has two dates that are always known
-    assert {form for form, *_ in parts} >= names
-    assert {sort for _, *sorts in parts for sort in sorts} >= set(SORTS) - {"flag"}  # no demo column is one
+def test_the_questions_teach_few_families_each_with_many_examples(demo: Prepared) -> None:
+    counts = Counter((question.difficulty, question.form) for question in demo.questions)
+    assert len(counts) >= 24
+    assert min(counts.values()) >= 3 * len(SCRIPTS)
+    for split in ("train", "test"):
+        share = len(demo.splits[split]) / len(demo.questions)
+        found = Counter((question.difficulty, question.form) for question in demo.splits[split])
+        assert all(found[family] == pytest.approx(share * count, rel=0.3, abs=1) for family, count in counts.items())
+
+
+def test_more_than_a_third_of_the_questions_need_two_tables(demo: Prepared) -> None:
+    several = sum(len(set(re.findall(r" (?:FROM|JOIN) (\S+)", q.gold_sql))) > 1 for q in demo.questions)
+    assert several > len(demo.questions) / 3
+
+
+def test_every_family_and_every_sort_of_condition_can_be_drawn(demo: Prepared) -> None:
+    drafts: list[Draft] = []
+    missing = {(level, family) for level, families in FAMILIES.items() for family in families}
+    missing.remove(("hard", "days"))  # no demo table has two dates that are always known
+    for path in sorted({question.database for question in demo.questions}):
+        draw = Draw(random.Random(path[-9:]), understand(Database(path, settings().sandbox), {}))
+        found = {due: [draft for draft, _ in drafts_of(draw, *due)] for due in missing}
+        missing = {due for due in missing if not found[due]}
+        drafts += [draft for several in found.values() for draft in several]
+    assert not missing
+    assert {sort for draft in drafts for sort in draft.sorts} >= set(SORTS) - {"flag"}  # no demo column is one
 
 
 LANGUAGE = (
