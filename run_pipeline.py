@@ -23,7 +23,7 @@ from shared.cli.command_line import READER_GONE, Parser, add_profile, common_par
 from shared.config.device import default_profile, device_of
 from shared.errors import UserError
 from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
-from shared.serving import options
+from shared.serving.options import ask_parser, serve_parser
 
 if TYPE_CHECKING:
     from shared.config.schema import Config
@@ -206,16 +206,30 @@ def setup_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def use(args: argparse.Namespace, command: str) -> None:
-    """Ask or serve the trained agent; a live database is copied first."""
+def ask(args: argparse.Namespace) -> None:
+    """Ask the trained agent."""
+    from shared.serving.ask import ask
+
+    copy_live_database(args)
+    ask(args)
+
+
+def serve(args: argparse.Namespace) -> None:
+    """Serve the trained agent."""
+    from shared.serving.server import serve
+
+    copy_live_database(args)
+    serve(args)
+
+
+def copy_live_database(args: argparse.Namespace) -> None:
+    """Where --database is an address, replace it by the file of its copy."""
     from data import live
     from shared.config.load import load_config
-    from shared.serving import ask, server
 
     if live.is_address(args.database):
         runs = Path(load_config(args.config, args.profile, args.overrides).runs_dir)
         args.database = str(live.local_copy(args.database, runs / "serving" / "copies", anew=args.refresh))
-    {"ask": ask.ask, "serve": server.serve}[command](args)
 
 
 @dataclass(frozen=True)
@@ -233,10 +247,8 @@ COMMANDS = {
         "formatter, linter, types and all tests", checks.parser, lambda args: sys.exit(checks.check(ROOT, args))
     ),
     "setup": Command("make the environment and nothing else", setup_parser, lambda _: print("ready")),
-    "ask": Command("ask the trained agent about a database", options.ask_parser, lambda args: use(args, "ask")),
-    "serve": Command(
-        "the same for browsers, programs and assistants", options.serve_parser, lambda args: use(args, "serve")
-    ),
+    "ask": Command("ask the trained agent about a database", ask_parser, ask),
+    "serve": Command("the same for browsers, programs and assistants", serve_parser, serve),
 }
 
 

@@ -78,9 +78,7 @@ class Draw:
 
     rng: random.Random
     about: Understanding
-    wide: bool = (
-        True  # whether golds with the same meaning may be written in several ways; few questions teach only one
-    )
+    wide: bool = True  # golds with one meaning may be written in several ways, of which few questions can teach one
     edges: list[Edge] = field(init=False)
     subjects: list[Table] = field(init=False)
 

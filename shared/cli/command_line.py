@@ -79,15 +79,20 @@ class Parser(argparse.ArgumentParser):
 def common_parser(prog: str, description: str, commands: Mapping[str, str] | None = None) -> Parser:
     """Parser with --config, --profile, --set, --run-name and --dry-run."""
     parser = Parser(prog, description, commands)
+    add_settings(parser)
+    parser.add_argument("--run-name", default="main", help="folder under runs_dir (default: main)")
+    parser.add_argument("--dry-run", action="store_true", help="print the resolved plan and every path, change nothing")
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """Add --config, --profile and --set."""
     parser.add_argument(
         "--config", type=Path, default=Path("pipeline.yaml"), help="settings file (default: pipeline.yaml)"
     )
     add_profile(parser)
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
                         help="change one setting for this run, e.g. --set sft.epochs=3; may be repeated")  # fmt: skip
-    parser.add_argument("--run-name", default="main", help="folder under runs_dir (default: main)")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved plan and every path, change nothing")
-    return parser
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:

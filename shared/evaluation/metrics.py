@@ -12,6 +12,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from shared.agent.tools import call_key
 from shared.records import Episode, Question, StopReason
@@ -125,6 +126,11 @@ def mean(values: Iterable[float]) -> float | None:
 def percent(share: float | None) -> str:
     """A share for people: `12.5%`, or a dash where there was nothing to count."""
     return "–" if share is None else f"{share:.1%}"
+
+
+def interval(found: Mapping[str, Any]) -> str:
+    """The fields of an Estimate of shares as "mean (low to high)" in percent."""
+    return f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
 
 
 def estimate(values: Sequence[float], samples: int, seed: int) -> Estimate:

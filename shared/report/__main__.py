@@ -22,7 +22,7 @@ from shared.agent.prompts import prompts_of
 from shared.cli.command_line import common_parser, resolve, run_main
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import compare_pairs, percent
+from shared.evaluation.metrics import compare_pairs, interval, percent
 from shared.evaluation.run import EPISODE_FILE, chosen_questions, read_summary
 from shared.records import STOP_MEANING, Episode, JsonlTail, Question, read_episodes
 from shared.report.page import Table, page
@@ -163,24 +163,21 @@ def tables(facts: dict[str, Any]) -> list[Table]:
     labels = [model["label"] for model in facts["models"]]
     summaries = [model["summary"] for model in facts["models"]]
 
-    def accuracy(found: Mapping[str, Any]) -> str:
-        return f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
-
     result = []
     for label, summary in zip(labels, summaries, strict=True):
         shares = [
             percent(summary[key]) for key in ("tool_call_rate", "fallback_share", "repeated_share", "merged_share")
         ]
         turns_seconds = [f"{summary['mean_turns']:.1f}", f"{summary['seconds']:.0f}"]
-        result.append([label, accuracy(summary["accuracy"]), str(summary["n"]), *shares, *turns_seconds])
+        result.append([label, interval(summary["accuracy"]), str(summary["n"]), *shares, *turns_seconds])
         for kind, found in summary["accuracy_by"]["split_kind"].items():
-            result.append([f"  {kind.replace('_', ' ')}s", accuracy(found), str(found["n"]), *[""] * 6])
+            result.append([f"  {kind.replace('_', ' ')}s", interval(found), str(found["n"]), *[""] * 6])
     kinds = []
     for kind in ("difficulty", "form"):
         groups = [summary["accuracy_by"][kind] for summary in summaries]
         for name in sorted({name for group in groups for name in group}):
             n = max(group[name]["n"] for group in groups if name in group)
-            cells = [accuracy(group[name]) if name in group else "–" for group in groups]
+            cells = [interval(group[name]) if name in group else "–" for group in groups]
             kinds.append([f"{kind} {name}", str(n), *cells])
     endings = [
         [f"{stop.value}: {meaning}", *(str(summary["stops"].get(stop.value, 0)) for summary in summaries)]

@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from shared.errors import UserError
-from shared.evaluation.metrics import Paired, compare_pairs, mean
+from shared.evaluation.metrics import Paired, compare_pairs, interval, mean
 from shared.evaluation.run import EPISODE_FILE, read_summary
 from shared.records import read_episodes
 from shared.report.page import Table
@@ -38,7 +37,7 @@ def runs_table(paths: Sequence[Path]) -> Table:
         gains += [gain.difference.mean] if gain else []
         for name in names:
             accuracy = read_summary(run.evaluation(name))["accuracy"]
-            cells = [_interval(accuracy), str(accuracy["n"]), *_sampled(run.evaluation(name))]
+            cells = [interval(accuracy), str(accuracy["n"]), *_sampled(run.evaluation(name))]
             rows.append([run.path.name, name, *cells, _points(gain) if gain and name == "grpo" else ""])
     if len(gains) > 1:
         average = 100 * (mean(gains) or 0.0)
@@ -71,11 +70,7 @@ def _sampled(evaluation: Path) -> tuple[str, str]:
     """k and mean@k of an evaluation; empty where each question was played once."""
     file = evaluation / "samples.json"
     figures = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return (str(figures["samples"]), _interval(figures["mean@k"])) if "mean@k" in figures else ("", "")
-
-
-def _interval(found: dict[str, Any]) -> str:
-    return f"{found['mean']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
+    return (str(figures["samples"]), interval(figures["mean@k"])) if "mean@k" in figures else ("", "")
 
 
 def _points(gain: Paired) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from shared.cli.command_line import Parser, add_profile
+from shared.cli.command_line import Parser, add_settings
 
 
 def ask_parser() -> argparse.ArgumentParser:
@@ -38,9 +38,6 @@ def _with_subject(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     who.add_argument("--endpoint", metavar="URL", help="OpenAI-compatible endpoint, ending in /v1, instead of a model")
     parser.add_argument("--tokenizer", type=Path, help="with --endpoint: folder with the model's tokenizer.json")
     parser.add_argument("--served-name", default="auto", help="with --endpoint: the model to ask for")
-    parser.add_argument("--config", type=Path, default=Path("pipeline.yaml"), help="settings file")
-    add_profile(parser)
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE",
-                        help="change one setting, also one of those that the model was trained with")  # fmt: skip
+    add_settings(parser)
     parser.add_argument("--dry-run", action="store_true", help="print what would be used and start nothing")
     return parser

@@ -28,7 +28,13 @@ def measure(model: str, attention: str) -> None:
         tokens, kept = torch.randint(100, 40_000, (1, length)), torch.arange(length - TRAINED, length)
         begun = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16):
-            logits = actor(input_ids=tokens, use_cache=False, logits_to_keep=kept).logits
+            logits = actor(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens, dtype=torch.bool),
+                position_ids=torch.arange(length)[None],
+                use_cache=False,
+                logits_to_keep=kept,
+            ).logits
         between = time.perf_counter()
         logits.float().log_softmax(-1)[..., 0].mean().backward()
         actor.zero_grad()
