@@ -52,13 +52,17 @@ done
 """
 
 
+# Variables of the test process that would decide what a process sees of the GPU.
+_LEFT_OUT = ("CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK")
+
+
 def pretend(folder: Path) -> dict[str, str]:
     """Make the stubs in `folder`; returns the environment of a process that sees them."""
     (folder / "nvml.c").write_text(_LIBRARY)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", folder / "libnvidia-ml.so.1", folder / "nvml.c"], check=True)
     (folder / "nvidia-smi").write_text(_NVIDIA_SMI)
     (folder / "nvidia-smi").chmod(0o755)
-    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    environment = {name: value for name, value in os.environ.items() if name not in _LEFT_OUT}
     folders = [path for path in os.environ["PATH"].split(os.pathsep) if not Path(path, "nvcc").exists()]
     return environment | {
         "LD_LIBRARY_PATH": str(folder),

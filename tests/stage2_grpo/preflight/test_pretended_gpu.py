@@ -42,9 +42,9 @@ def test_what_is_read_here_is_what_the_gpu_profiles_pin() -> None:
 def test_the_worker_hook_touches_no_cuda_before_its_gpu_is_chosen(tmp_path: Path) -> None:
     environment = pretend(tmp_path) | {"PRETENDED_GPUS": "8"}
     ours = trainer_environment(load_config(PIPELINE, "gpu"), tmp_path, "key")
-    assert run("hook", **environment, **ours) == {"called": [], "device": "cuda", "left": 1}
+    assert run("hook", **(environment | ours)) == {"called": [], "device": "cuda", "left": 1}
     ours.pop("PYTORCH_NVML_BASED_CUDA_CHECK")
-    assert "_cuda_getDeviceCount" in run("hook", **environment, **ours)["called"]
+    assert "_cuda_getDeviceCount" in run("hook", **(environment | ours))["called"]
 
 
 @pytest.mark.slow
