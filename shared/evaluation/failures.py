@@ -9,6 +9,7 @@ Limit: parts are compared as text. Where a query differs from the gold in a harm
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -222,29 +223,34 @@ def _parts(sql: str, schema: Schema | None) -> dict[str, Any] | None:
 
 
 def _resolved(sql: str, schema: Schema | None) -> exp.Query | None:
-    """The syntax tree with lower-case names, full column names and no aliases of tables."""
+    """The syntax tree with lower-case names, full column names and no aliases of tables or in ORDER BY."""
     tree = parse(sql)
     known = schema.tables if schema else ()
     tables = {table.name: {column.name: column.type or "TEXT" for column in table.columns} for table in known}
-    try:
+    names = {name.lower() for columns in tables.values() for name in columns}
+    for column in list(tree.find_all(exp.Column)) if tree and known else ():
+        if column.this.quoted and not column.table and column.name.lower() not in names:
+            column.replace(exp.Literal.string(column.name))  # SQLite reads an unknown name in double quotes as a text
+    with contextlib.suppress(SqlglotError, RecursionError):  # otherwise it is compared as it is written
         tree = tree and qualify(
-            tree,
+            tree.copy(),
             schema=cast("dict[str, object]", tables),
             dialect="sqlite",
             validate_qualify_columns=False,
             quote_identifiers=False,
             identify=False,
         )
-    except (SqlglotError, RecursionError):
-        tree = parse(sql)
     if not isinstance(tree, exp.Query):
         return None
-    names = {table.alias_or_name: table.name for table in tree.find_all(exp.Table)}
-    for column in list(tree.find_all(exp.Column)):
+    owners = {table.alias_or_name: table.name for table in tree.find_all(exp.Table)}
+    for column in tree.find_all(exp.Column):
         if column.table:
-            column.set("table", exp.to_identifier(names.get(column.table, column.table)))
-        elif column.this.quoted:  # SQLite reads an unknown name in double quotes as a text
-            column.replace(exp.Literal.string(column.name))
+            column.set("table", exp.to_identifier(owners.get(column.table, column.table)))
+    for order in tree.find_all(exp.Order):
+        outputs = {one.alias: one.this for one in getattr(order.parent, "selects", ()) if isinstance(one, exp.Alias)}
+        for column in list(order.find_all(exp.Column)):
+            if not column.table and column.name in outputs:
+                column.replace(outputs[column.name].copy())
     for count in tree.find_all(exp.Count):
         if not isinstance(count.this, exp.Distinct):
             count.set("this", exp.Star())

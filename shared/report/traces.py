@@ -20,9 +20,9 @@ from typing import Any
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.failures import WAYS, way_of_failing
-from shared.evaluation.run import EPISODE_FILE, QUESTION_FILE
+from shared.evaluation.run import EPISODE_FILE, questions_of
 from shared.records import Episode, Question, read_episodes, read_questions
-from shared.runs.manifest import RunDirectory, question_file
+from shared.runs.manifest import RunDirectory
 from shared.sql.database import Database, SqlError
 
 STEPS = "grpo steps"  # the model of the training episodes
@@ -39,23 +39,25 @@ class Played:
     way: str
     results: tuple[Any, Any]  # of gold and submission: columns, rows and more, or error; None where nothing can be run
 
+    @property
+    def right(self) -> bool:
+        return bool(self.episode.reward and self.episode.reward.correct)
+
 
 def read_played(config: Config, run: RunDirectory, evaluations: Iterable[str]) -> list[Played]:
     """The episodes of these evaluations, all samples included, and of the GRPO steps, as far as there are any."""
-    sources: list[tuple[str, list[Path], list[Path]]] = []
+    sources: list[tuple[str, list[Question], list[Path]]] = []
     for name in evaluations:
         folder = run.evaluation(name)
-        asked = folder / QUESTION_FILE
         samples = sorted(folder.glob("sample_*"), key=lambda path: int(path.name.partition("_")[2]))
-        files = [each / EPISODE_FILE for each in (folder, *samples)]
-        sources.append((name, [asked if asked.exists() else question_file(run, "test")], files))
-    trained = [run.data / f"{split}.jsonl" for split in ("train", "val")]
-    sources.append((STEPS, [file for file in trained if file.exists()], [run.grpo / EPISODE_FILE]))
+        sources.append((name, questions_of(run, name), [each / EPISODE_FILE for each in (folder, *samples)]))
+    trained = [file for split in ("train", "val") if (file := run.data / f"{split}.jsonl").exists()]
+    sources.append((STEPS, [one for file in trained for one in read_questions(file)], [run.grpo / EPISODE_FILE]))
     databases: dict[str, Database | None] = {}
     played = []
-    for model, asked_in, files in sources:
-        questions = {question.id: question for file in asked_in for question in read_questions(file)}
-        for question in questions.values():
+    for model, asked, files in sources:
+        questions = {question.id: question for question in asked}
+        for question in asked:
             if question.database not in databases:
                 databases[question.database] = _open(question.database, config)
         for episode in (episode for file in files for episode in read_episodes(file)):
@@ -100,9 +102,8 @@ def write_traces(played: Sequence[Played], name: str, file: Path) -> None:
             places[asked] = len(places)
             names = {"id": asked.id, "text": asked.question, "database": asked.db_id, "difficulty": asked.difficulty}
             questions.append({**names, "form": asked.form, "gold": asked.gold_sql, "result": one.results[0]})
-        right = bool(episode.reward and episode.reward.correct)
         played_by = {"model": one.model, "step": episode.step, "asked": places[asked], "stop": episode.stop.value}
-        outcome = {"right": right, "way": one.way, "sql": episode.submitted_sql, "result": one.results[1]}
+        outcome = {"right": one.right, "way": one.way, "sql": episode.submitted_sql, "result": one.results[1]}
         episodes.append({**played_by, **outcome, "turns": _turns(episode)})
     data = {"run": name, "ways": WAYS, "questions": questions, "episodes": episodes}
     packed = base64.b64encode(zlib.compress(json.dumps(data, ensure_ascii=False).encode("utf-8"))).decode("ascii")
