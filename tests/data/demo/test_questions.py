@@ -74,9 +74,9 @@ def test_every_family_and_every_sort_of_condition_can_be_drawn(demo: Prepared) -
 
 
 LANGUAGE = (
-    "COUNT(*)", "COUNT(DISTINCT", "AVG(", "SUM(", "MIN(", "MAX(", "SELECT DISTINCT", "LIKE", "BETWEEN", "strftime(", " JOIN ",
-    "GROUP BY", "HAVING", "ORDER BY", "LIMIT", " IN (SELECT", "NOT IN (SELECT", "(SELECT AVG", "IS NULL", "IS NOT NULL",
-    "CASE WHEN", " OR ",
+    "COUNT(*)", "COUNT(DISTINCT", "AVG(", "SUM(", "MIN(", "MAX(", "SELECT DISTINCT", "LIKE", "BETWEEN", "strftime(",
+    " JOIN ", "GROUP BY", "HAVING", "ORDER BY", "LIMIT", " IN (SELECT", "NOT IN (SELECT", "(SELECT AVG", "IS NULL",
+    "IS NOT NULL", "CASE WHEN", " OR ",
 )  # fmt: skip
 
 
