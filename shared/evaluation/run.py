@@ -210,7 +210,8 @@ async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Co
     if len(lost) > _MAX_LOST_SHARE * len(questions):
         raise UserError(
             f"{len(lost)} of {len(questions)} episodes were lost to the infrastructure, too many for a result; the "
-            f"last one to {[*lost.values()][-1].error}. See to {endpoint.url} and run the same command again; it continues."
+            f"last one to {[*lost.values()][-1].error}. See to {endpoint.url}, then run the same command again; it "
+            "continues."
         )
     played = [judged.get(question.id) or lost[question.id] for question in questions]
     write_jsonl(file, played)
