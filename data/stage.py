@@ -22,7 +22,7 @@ from shared.reward.perturbed_copies import make_copies
 from shared.runs.manifest import RunDirectory, attempt, fingerprint, finish_stage, finished
 from shared.runs.output_paths import refuse_overwriting
 
-VERSION = 6  # raise when the same settings give other data
+VERSION = 7  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")
 _LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 
