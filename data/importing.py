@@ -1,9 +1,9 @@
 """`python -m data import`: report on a data set and bring it into the layout that the pipeline reads.
 
-    python -m data import SOURCE --check                    print the data report and write nothing
-    python -m data import SOURCE --out FOLDER               also write a folder in Spider layout for data.spider_dir, with
-                                                            questions.jsonl for `python -m shared.evaluation --questions`
-    python -m data import SOURCE --databases ADDRESS …      questions on a live database, which is copied (data/live.py)
+    python -m data import SOURCE --check                  print the data report and write nothing
+    python -m data import SOURCE --out FOLDER             also write a folder in Spider layout for data.spider_dir,
+                                                          with questions.jsonl for `python -m shared.evaluation`
+    python -m data import SOURCE --databases ADDRESS …    questions on a live database, which is copied (data/live.py)
 
 Databases are linked, not copied. Rows that cannot be used stop the import with their file and line, or with
 `--bad-rows skip` are left out and listed in FOLDER/skipped.jsonl.

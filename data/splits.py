@@ -61,8 +61,8 @@ def make_splits(questions: Sequence[Question], data: DataConfig, seed: int, size
     for name, chosen in splits.items():
         if needed[name] and not chosen:
             raise UserError(
-                f"The {name} split of {len(questions)} questions is empty; add questions (20 on one database are enough), "
-                "or change data.unseen_databases, data.test_share or data.val_share."
+                f"The {name} split of {len(questions)} questions is empty; add questions (20 on one database are "
+                "enough), or change data.unseen_databases, data.test_share or data.val_share."
             )
     splits.train, splits.val = _spread(splits.train, rng), _spread(splits.val, rng)
     labelled = [replace(q, split_kind=UNSEEN if q.db_id in splits.unseen else SEEN) for q in splits.test]

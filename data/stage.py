@@ -178,8 +178,8 @@ def _source(config: Config) -> Path | None:
     source = Path(config.data.spider_dir)
     if not source.exists():
         raise UserError(
-            f"Setting data.spider_dir: there is no {source}; correct the path, set it to null for the demo databases, or "
-            "import a data set with `python -m data import` first."
+            f"Setting data.spider_dir: there is no {source}; correct the path, set it to null for the demo databases, "
+            "or import a data set with `python -m data import` first."
         )
     return source
 

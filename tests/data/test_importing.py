@@ -96,8 +96,8 @@ def test_one_database_may_serve_all_questions(tmp_path: Path) -> None:
 
 def test_bird_layout_keeps_evidence_and_difficulty(tmp_path: Path) -> None:
     database(tmp_path / "bird" / "dev_databases" / "pets" / "pets.sqlite")
-    row = {"db_id": "pets", "question": "How many old pets?", "evidence": "old means age > 5", "difficulty": "challenging",
-           "SQL": "SELECT count(*) FROM pets WHERE age > 5", "question_id": 4}  # fmt: skip
+    row = {"db_id": "pets", "question": "How many old pets?", "evidence": "old means age > 5",
+           "difficulty": "challenging", "SQL": "SELECT count(*) FROM pets WHERE age > 5", "question_id": 4}  # fmt: skip
     (tmp_path / "bird" / "mini_dev_sqlite.json").write_text(json.dumps([row]))
     importing.main([str(tmp_path / "bird"), "--out", str(tmp_path / "out"), "--config", str(ROOT / "pipeline.yaml")])
     (question,) = load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False).questions

@@ -100,8 +100,10 @@ def test_questions_of_an_evaluation_set_are_taken_out_of_training(spider_folder:
     prepare(config, tmp_path / "whole")
     first, second, third, *_ = read_questions(tmp_path / "whole" / "train.jsonl")
     avoided = tmp_path / "evaluation.jsonl"
-    others = [{"db_id": "x", "question": first.question.upper(), "sql": "SELECT 1"},
-              {"db_id": "x", "question": "Other words?", "sql": second.gold_sql.replace("SELECT", "select")}]  # fmt: skip
+    others = [
+        {"db_id": "x", "question": first.question.upper(), "sql": "SELECT 1"},
+        {"db_id": "x", "question": "Other words?", "sql": second.gold_sql.replace("SELECT", "select")},
+    ]
     avoided.write_text("".join(json.dumps(row) + "\n" for row in others))
     config = settings(f"data.spider_dir={folder}", "data.unseen_databases=0", "data.copies=0", f"data.avoid={avoided}")
     assert prepare(config, tmp_path / "clean")["decontaminated"] == 2
