@@ -233,7 +233,7 @@ def _like(rng: random.Random, column: Column) -> Condition:
 
 def _missing(rng: random.Random, column: Column) -> Condition:
     words = _called(rng, column)
-    if rng.random() < 0.5:
+    if rng.random() < 0.35:
         return Condition(f"{column.ref} IS NULL", f"no {words}", f"{words} is missing", "null")
     return Condition(f"{column.ref} IS NOT NULL", f"a known {words}", f"{words} is known", "not_null")
 
