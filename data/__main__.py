@@ -1,4 +1,4 @@
-"""`python -m data`: prepare the questions and databases of a run, import a data set, or make questions for a database."""
+"""`python -m data`: prepare the data of a run, import a data set, or make questions for a database."""
 
 import sys
 

@@ -1,8 +1,8 @@
 """The data report: run every gold once and list every row that is bad or odd.
 
-A row is unusable when it cannot be read, when its database is missing, or when its gold fails or returns too much. Usable
-but worth a look are golds that are slow, empty, constant or a single value, golds that depend on time, chance or ties,
-golds that a trivial query satisfies too, and questions asked twice with the same gold or with different results.
+A row is unusable when it cannot be read, when its database is missing, or when its gold fails or returns too much.
+Usable but worth a look are golds that are slow, empty, constant or a single value, golds that depend on time, chance or
+ties, golds that a trivial query satisfies too, and questions asked twice with the same gold or with different results.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Copy a live PostgreSQL, MySQL, MariaDB or DuckDB database into one SQLite file, through SQLAlchemy.
 
-The copy is on purpose: an agent in training runs thousands of queries at once, some of them hostile. The copy keeps that
-load and risk off the live server, gives every run the same rows, and makes all limits of the sandbox apply. The price:
-gold SQL must run on SQLite; the import translates it and names each query that still fails.
+The copy is on purpose: an agent in training runs thousands of queries at once, some of them hostile. The copy keeps
+that load and risk off the live server, gives every run the same rows, and makes all limits of the sandbox apply. The
+price: gold SQL must run on SQLite; the import translates it and names each query that still fails.
 
-A role that may write is refused. All tables are read in one read-only transaction, so they are consistent with each other.
+A role that may write is refused. All tables are read in one read-only transaction, so their rows are consistent.
 Needs the packages of requirements/live.txt.
 """
 
@@ -246,7 +246,7 @@ def _definitions(inspector: Any, table: Any, copied: Sequence[str]) -> Iterator[
 
 
 def _plain(value: Any, is_json: bool = False) -> Any:
-    """The value as SQLite stores it: numbers as numbers, times as ISO 8601 text, structures as JSON, the rest as text."""
+    """The value as SQLite stores it: numbers stay, times become ISO 8601 text, structures JSON, the rest text."""
     if value is None:
         return None
     if is_json or isinstance(value, (dict, list, tuple)):

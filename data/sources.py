@@ -90,8 +90,8 @@ class Source:
                         if os.path.isfile(path):  # unlike Path.is_file, False for a name that is too long
                             return path.resolve()
         raise BadRowError(
-            f"its database {name[:80]!r} is not in {', '.join(map(str, self.folders))}; put it there, correct the name, "
-            "or name another folder with --databases"
+            f"its database {name[:80]!r} is not in {', '.join(map(str, self.folders))}; put it there, correct the "
+            "name, or name another folder with --databases"
         )
 
 
@@ -115,8 +115,8 @@ def find_source(path: Path, databases: Path | None = None) -> Source:
     files = tuple(path / name for name in QUESTION_FILES if (path / name).is_file())
     if not files:
         raise UserError(
-            f"{path} holds no question file ({', '.join(QUESTION_FILES)}). Databases alone are not enough: give a JSONL "
-            "or CSV file with question, sql and database, and the folder as --databases."
+            f"{path} holds no question file ({', '.join(QUESTION_FILES)}). Databases alone are not enough: give a "
+            "JSONL or CSV file with question, sql and database, and the folder as --databases."
         )
     return Source(files, folders, only)
 

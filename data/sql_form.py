@@ -27,7 +27,7 @@ def question_key(question: str) -> str:
 
 @lru_cache(maxsize=100_000)  # the generator, the grouping and the leakage check ask for the same golds
 def gold_key(sql: str) -> str:
-    """The SQL with one spelling of keywords, identifiers, quotes and whitespace; unreadable SQL is keyed as plain text."""
+    """The SQL in one spelling of keywords, identifiers, quotes and whitespace; plain text when it cannot be parsed."""
     tree = _parse(sql)
     return question_key(sql) if tree is None else tree.transform(_plain).sql(dialect="sqlite", comments=False)
 

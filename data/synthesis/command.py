@@ -1,7 +1,7 @@
 """`python -m data synthesize`: questions and golds for a database that has none.
 
     python -m data synthesize --database FILE --check         what was understood, as a hints file to correct
-    python -m data synthesize --database FILE --out FOLDER    questions in Spider layout, for data.spider_dir
+    python -m data synthesize --database FILE --out FOLDER    questions in Spider layout, for data.sources
 
 Everything is read with the limits of the sandbox. The same database, hints and seed give the same questions.
 """
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
         "python -m data synthesize", "Make questions and golds for any SQLite database; see data/synthesis/command.py."
     )
     parser.add_argument("--database", type=Path, required=True, help="the SQLite file")
-    parser.add_argument("--out", type=Path, help="folder to write, for data.spider_dir")
+    parser.add_argument("--out", type=Path, help="folder to write, for data.sources")
     parser.add_argument("--questions", type=int, default=600, help="how many are wanted (default: 600)")
     parser.add_argument(
         "--check", action="store_true", help="print what was understood, as a hints file, and write nothing"

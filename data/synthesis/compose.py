@@ -14,7 +14,7 @@ from data.synthesis import conditions
 from data.synthesis.conditions import Condition, NoFit
 from data.synthesis.query import Query, identifier
 from data.synthesis.schema import Column, Meaning, Table, Understanding
-from data.synthesis.words import listed, plural
+from data.synthesis.words import a, listed, plural
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,7 @@ class Draft:
     twin: str = ""  # other SQL with the same meaning; it must agree on every copy of the database
 
 
-@dataclass(frozen=True)
-class Form:
-    name: str
-    compose: Callable[[Draw], Draft]
-    weight: float
+Form = Callable[["Draw"], Draft]  # a function called "_name" for the form "name"
 
 
 @dataclass(frozen=True)
@@ -52,10 +48,6 @@ class Edge:
         """The parent, joined to its child."""
         return f"JOIN {identifier(self.parent.name)} ON {self.column.ref} = {self.target.ref}"
 
-    @property
-    def join_child(self) -> str:
-        return f"JOIN {identifier(self.child.name)} ON {self.column.ref} = {self.target.ref}"
-
 
 @dataclass(frozen=True)
 class Phrase:
@@ -68,8 +60,12 @@ class Phrase:
     sorts: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()  # used in conditions on the phrase's own table
 
-    def query(self, *select: str) -> Query:
-        return Query(select, self.table.name, self.joins, self.where)
+    def query(self, *select: str | Column) -> Query:
+        return Query(refs(select), self.table.name, self.joins, self.where)
+
+    def draft(self, query: Query, wording: str = "", **slots: str) -> Draft:
+        """The query with these slots, and the phrase in slot "np"."""
+        return Draft(query, {"np": self.words, **slots}, self.sorts, wording)
 
 
 @dataclass
@@ -78,7 +74,6 @@ class Draw:
 
     rng: random.Random
     about: Understanding
-    wide: bool = True  # golds with one meaning may be written in several ways, of which few questions can teach one
     edges: list[Edge] = field(init=False)
     subjects: list[Table] = field(init=False)
 
@@ -100,9 +95,8 @@ class Draw:
             raise NoFit
         return self.rng.choice(options)
 
-    def varies(self, share: float) -> bool:
-        """Whether to write the gold in another way than the usual one."""
-        return self.wide and self.rng.random() < share
+    def chance(self, share: float) -> bool:
+        return self.rng.random() < share
 
     def table(self) -> Table:
         """A table to ask about; one with more columns more often."""
@@ -110,10 +104,9 @@ class Draw:
             raise NoFit
         return self.rng.choices(self.subjects, [min(8, len(table.columns)) for table in self.subjects])[0]
 
-    def edge(self, alone: bool = False, links: bool = True) -> Edge:
-        """A reference that is never NULL; `alone` when the words will not say which of several is meant."""
-        return self.one([edge for edge in self.edges if (edge.alone or not alone) and (links or not edge.child.is_link)
-                         and not edge.column.has_null])  # fmt: skip
+    def edge(self, links: bool = True) -> Edge:
+        """A reference that is never NULL."""
+        return self.one([e for e in self.edges if (links or not e.child.is_link) and not e.column.has_null])
 
     def column(self, table: Table, *meanings: Meaning, nullable: bool = True, without: Sequence[Column] = ()) -> Column:
         return self.one([c for c in table.of(*meanings) if c not in without and (nullable or not c.has_null)])
@@ -122,10 +115,23 @@ class Draw:
         """A column whose values have an order and are all known."""
         return self.one([c for c in table.columns if c.can_be_ordered and not c.has_null and c not in without])
 
+    def sorting(self, table: Table, without: Sequence[Column] = ()) -> tuple[Column, dict[str, str], bool]:
+        """A column to sort by, the words for it and its direction, and whether that is descending."""
+        names = [c for c in table.title if c.meaning is Meaning.NAME]
+        column = self.one(names) if names and self.chance(0.3) else self.ordered(table, without)
+        descending = self.chance(0.5)
+        direction = "in descending order" if descending else "in ascending order"
+        if column in names:
+            direction = "in reverse alphabetical order" if descending else "in alphabetical order"
+        elif self.chance(0.6):
+            ends = ("earliest", "latest") if column.meaning is Meaning.DATE else ("lowest", "highest")
+            direction = f"from {ends[descending]} to {ends[not descending]}"
+        return column, {"key": column.measured(self.rng), "direction": direction}, descending
+
     def shown(self, table: Table, count: int, without: Sequence[Column] = ()) -> list[Column]:
         """Columns worth showing, most often beginning with what names the row; first and last name stay together."""
         chosen = [*table.title] if self.rng.random() < 0.75 and not set(table.title) & set(without) else []
-        others = [c for c in table.of(*_SHOWN) if c not in without and c not in table.title]
+        others = [c for c in table.of(*SHOWN) if c not in without and c not in table.title and not c.is_clock]
         if not chosen and not others:
             chosen = [c for c in table.title if c not in without]
         wanted = max(0, count - bool(chosen))
@@ -162,23 +168,19 @@ class Draw:
         if kind == "average":
             column = self.one([c for c in table.columns if c.is_number and c not in without and len(set(c.values)) > 3])
             operator, word = self.one(((">", "above"), (">", "greater than"), ("<", "below"), ("<", "less than")))
-            called = self.one(column.words)
-            inner = Query((f"AVG({column.number})",), table.name).sql
-            words = self.one((f"with {called} {word} the average {called}", f"whose {called} is {word} the average"))
-            return Phrase(
-                f"{many} {words}", table, (f"{column.number} {operator} ({inner})",), (), ("average",), (column,)
-            )
+            called, inner = column.measured(self.rng), Query((f"AVG({column.number})",), table.name).sql
+            words = self.one((f"with {a(called)} {word} the average", f"whose {called} is {word} the average"))
+            test = f"{column.number} {operator} ({inner})"
+            return Phrase(f"{many} {words}", table, (test,), (), ("average",), (column,))
         if kind in ("parent", "grand", "both"):
             edge = self.one(up)
             joins: tuple[str, ...] = (edge.join,)
             role, parent = edge.role, edge.parent
             if kind == "grand":
-                upper = self.one(
-                    [e for e in self.edges if e.child is parent and e.parent is not table and not e.column.has_null]
-                )
+                upper = self.one([e for e in self.up(parent) if e.parent is not table])
                 joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
             found, column = self.condition(parent)
-            words = self._related(role, parent, found, column)
+            words = self._related(role, parent, found, column, one=edge.column.is_unique)
             if kind == "parent" and self.rng.random() < 0.3:
                 second, _ = self.condition(parent, (column,))
                 words = f"whose {role} has {found.noun} and {second.noun}"
@@ -198,29 +200,25 @@ class Draw:
             first, second = second, first
         if first.being:
             words = f"{_with(many, first, self.rng)} {self.one(('with', 'that have', 'having'))} {second.noun}"
+        elif self.chance(0.5):
+            words = f"{many} with {first.noun} and {second.noun}"
         else:
-            words = self.one(
-                (
-                    f"{many} with {first.noun} and {second.noun}",
-                    f"{many} whose {first.clause} and whose {second.clause}",
-                )
-            )
+            words = f"{many} whose {first.clause} and whose {second.clause}"
         return Phrase(words, table, (first.sql, second.sql), (), (first.sort, second.sort), (one, other))
 
-    def _related(self, role: str, parent: Table, found: Condition, column: Column) -> str:
+    def _related(self, role: str, parent: Table, found: Condition, column: Column, one: bool) -> str:
         """ "whose policy has policy type 'auto'": a condition on the row that is referred to."""
         if found.sort == "equal" and column in parent.title and len(parent.title) == 1:
             whose = f"whose {role} is {found.value}"
             of = f"of the {role} {found.value}"
-            return whose if "'s " in role else self.one([whose, of, f"that belong to the {role} {found.value}"])
+            return whose if one or "'s " in role else self.one([whose, of, f"that belong to the {role} {found.value}"])
         if found.being:
             return f"whose {role} is {found.being}"
         return self.one((f"whose {role} has {found.noun}", f"whose {role}'s {found.clause}"))
 
     def aggregate(self, table: Table, without: Sequence[Column] = ()) -> tuple[str, str, Column]:
         """SQL function, English word and the column: ("AVG", "average", claim_amount)."""
-        columns = [c for c in table.columns if c.can_be_ordered and c not in without]
-        column = self.one(columns)
+        column = self.one([c for c in table.columns if c.can_be_ordered and c not in without and not c.is_clock])
         function, word = self.one(AGGREGATES[Meaning.DATE if column.meaning is Meaning.DATE else column.meaning])
         if any(called.startswith(word) for called in column.words):  # "total total amount"
             raise NoFit
@@ -235,7 +233,7 @@ class Draw:
         return self.one((("highest", True), ("lowest", False)))
 
 
-_SHOWN = (Meaning.NAME, Meaning.CATEGORY, Meaning.DATE, Meaning.QUANTITY, Meaning.LEVEL, Meaning.DETAIL, Meaning.KEY)
+SHOWN = (Meaning.NAME, Meaning.CATEGORY, Meaning.DATE, Meaning.QUANTITY, Meaning.LEVEL, Meaning.DETAIL, Meaning.KEY)
 _EXTREMES = (("MAX", "highest"), ("MAX", "maximum"), ("MIN", "lowest"), ("MIN", "minimum"))
 AGGREGATES: dict[Meaning, tuple[tuple[str, str], ...]] = {
     Meaning.QUANTITY: (("AVG", "average"), ("AVG", "average"), ("SUM", "total"), ("SUM", "total"), *_EXTREMES),
@@ -244,16 +242,20 @@ AGGREGATES: dict[Meaning, tuple[tuple[str, str], ...]] = {
 }
 
 
+def refs(columns: Sequence[str | Column]) -> tuple[str, ...]:
+    """The columns inside a Query; texts stay as they are."""
+    return tuple(column if isinstance(column, str) else column.ref for column in columns)
+
+
 def _with(many: str, found: Condition, rng: random.Random) -> str:
     """ "female patients", "claims with status 'open'"."""
     if found.being and rng.random() < 0.8:
+        if rng.random() < 0.3:
+            return f"{many} that are {found.being}"
         if " " not in found.being:
-            return f"{found.being} {many}" if rng.random() < 0.7 else f"{many} that are {found.being}"
-        return (
-            f"{many} {found.being}"
-            if found.being.startswith("from ") and rng.random() < 0.7
-            else f"{many} that are {found.being}"
-        )
+            return f"{found.being} {many}"
+        if found.being.startswith("from "):
+            return f"{many} {found.being}"
     return f"{many} {rng.choice((f'with {found.noun}', f'that have {found.noun}', f'whose {found.clause}'))}"
 
 

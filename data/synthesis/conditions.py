@@ -8,6 +8,7 @@ numbers between its quantiles.
 
 from __future__ import annotations
 
+import datetime
 import random
 import re
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any
 
 from data.synthesis.query import literal
 from data.synthesis.schema import Column, Meaning, Stored, repeated
-from data.synthesis.words import a, date_said, is_plural, singular, value_said
+from data.synthesis.words import a, date_said, is_plural, listed, singular, value_said
 
 
 class NoFit(Exception):
@@ -30,7 +31,6 @@ class Condition:
     clause: str
     sort: str  # one of SORTS, for the coverage of question forms
     being: str = ""  # "female", "from Brazil"; an adjective when it is one word
-    twin: str = ""  # another SQL with the same meaning
     value: str = ""  # of "equal": the value as it is said, without the column
 
 
@@ -39,11 +39,17 @@ Builder = Callable[[random.Random, Column], Condition]
 
 
 def _said(rng: random.Random, column: Column, value: Any) -> str:
-    return column.says[value] if value in column.says else value_said(value, quoted=rng.random() < 0.5)
+    quoted = rng.random() < 0.5 and column.words[0] not in _ORIGINS
+    return column.says[value] if value in column.says else value_said(value, quoted)
 
 
 def _called(rng: random.Random, column: Column) -> str:
     return rng.choice(column.words)
+
+
+def _is_counted(words: str) -> bool:
+    """Whether a number goes before the words: "4 cylinders", "9 injured"."""
+    return is_plural(words) or re.fullmatch(r"\w+ed", words) is not None
 
 
 def equal(rng: random.Random, column: Column) -> Condition:
@@ -62,13 +68,9 @@ def equal(rng: random.Random, column: Column) -> Condition:
         being = value.lower()
     elif words in _ORIGINS and said[0] != "'":
         being = f"from {said}"
-    noun = (
-        f"the {words} {said}"
-        if column.meaning is Meaning.NAME
-        else rng.choice((f"{words} {said}", f"{a(words)} of {said}"))
-    )
-    if isinstance(value, (int, float)):
-        noun = f"{said} {words if value != 1 else singular(words)}" if is_plural(words) else f"{words} {said}"
+    noun = f"the {words} {said}" if column.meaning is Meaning.NAME or rng.random() < 0.5 else f"{a(words)} of {said}"
+    if isinstance(value, (int, float)) and _is_counted(words):
+        noun = f"{said} {words if value != 1 else singular(words)}"
     return Condition(f"{column.ref} = {literal(value)}", noun, f"{words} is {said}", "equal", being, value=said)
 
 
@@ -77,26 +79,25 @@ def _unequal(rng: random.Random, column: Column) -> Condition:
         raise NoFit
     plain = equal(rng, column)
     words = _called(rng, column)
-    noun, clause = f"{words} other than {plain.value}", f"{words} is not {plain.value}"
+    noun, clause = f"{a(words)} other than {plain.value}", f"{words} is not {plain.value}"
     being = f"not {plain.being}" if plain.being else ""
     return Condition(plain.sql.replace(" = ", " != ", 1), noun, clause, "unequal", being)
 
 
 def _either(rng: random.Random, column: Column) -> Condition:
+    """One of two values, written with OR, or one of three, written with IN."""
     options = [value for value in repeated(column.values)[:12] if value != ""]
     if len(options) < 3:
         raise NoFit
-    pair = rng.sample(options, 2)
-    first, second = map(literal, pair)
-    words = _called(rng, column)
-    each = [_said(rng, column, value) for value in pair]
+    chosen = rng.sample(options, rng.choice((2, 2, 3)) if len(options) > 3 else 2)
+    words, each = _called(rng, column), [_said(rng, column, value) for value in chosen]
     if any(text[0] == "'" for text in each):
         each = [text if text[0] == "'" else f"'{text}'" for text in each]
-    said = " or ".join(each)
-    forms = [f"{column.ref} IN ({first}, {second})", f"({column.ref} = {first} OR {column.ref} = {second})"]
-    rng.shuffle(forms)
-    return Condition(forms[0], f"{words} {said}", f"{words} is {said}", "either",
-                     f"from {said}" if words in _ORIGINS and said[0] != "'" else "", twin=forms[1])  # fmt: skip
+    said = listed(each, "or")
+    tests = [f"{column.ref} = {literal(value)}" for value in chosen]
+    sql = f"({' OR '.join(tests)})" if len(chosen) == 2 else f"{column.ref} IN ({', '.join(map(literal, chosen))})"
+    being = f"from {said}" if words in _ORIGINS and said[0] != "'" else ""
+    return Condition(sql, f"the {words} {said}", f"{words} is {said}", "either", being)
 
 
 _COMPARISONS = (
@@ -114,21 +115,13 @@ def _compare(rng: random.Random, column: Column) -> Condition:
     operator, noun, clause = rng.choice(_COMPARISONS)
     value = literal(threshold(column, rng.uniform(0.2, 0.8)))
     words = _called(rng, column)
-    if is_plural(words):  # "more than 4 cylinders"
-        said = {
-            ">": "more than",
-            "<": "fewer than" if "." not in value else "less than",
-            ">=": "at least",
-            "<=": "at most",
-        }[operator]
-        return Condition(
-            f"{column.number} {operator} {value}",
-            f"{said} {value} {words}",
-            f"number of {words} is {said} {value}",
-            "compare",
-        )
-    return Condition(f"{column.number} {operator} {value}", f"{a(words)} {noun.format(value)}",
-                     f"{words} is {clause.format(value)}", "compare")  # fmt: skip
+    sql = f"{column.number} {operator} {value}"
+    if _is_counted(words):  # "more than 4 cylinders"
+        fewer = "fewer than" if "." not in value else "less than"
+        said = {">": "more than", "<": fewer, ">=": "at least", "<=": "at most"}[operator]
+        clause = f"number of {words} is {said.replace('fewer', 'less')} {value}"
+        return Condition(sql, f"{said} {value} {words}", clause, "compare")
+    return Condition(sql, f"{a(words)} {noun.format(value)}", f"{words} is {clause.format(value)}", "compare")
 
 
 def _between(rng: random.Random, column: Column) -> Condition:
@@ -140,15 +133,10 @@ def _span(rng: random.Random, column: Column, ref: str, ends: list[str], said: l
     (low, high), words = ends, _called(rng, column)
     if low == high:
         raise NoFit
-    between = f"between {said[0]} and {said[1]}"
-    twin = f"({ref} >= {low} AND {ref} <= {high})"
-    if column.is_number and is_plural(words):
-        return Condition(
-            f"{ref} BETWEEN {low} AND {high}", f"{between} {words}", f"number of {words} is {between}", sort, twin=twin
-        )
-    return Condition(
-        f"{ref} BETWEEN {low} AND {high}", f"{a(words)} {between}", f"{words} is {between}", sort, twin=twin
-    )
+    sql, between = f"{ref} BETWEEN {low} AND {high}", f"between {said[0]} and {said[1]}"
+    if column.is_number and _is_counted(words):
+        return Condition(sql, f"{between} {words}", f"number of {words} is {between}", sort)
+    return Condition(sql, f"{a(words)} {between}", f"{words} is {between}", sort)
 
 
 def date_parts(column: Column) -> tuple[str, str]:
@@ -164,12 +152,10 @@ def date_parts(column: Column) -> tuple[str, str]:
     }.get(column.stored, ("", ""))
 
 
-def _day(rng: random.Random, column: Column, value: Any) -> tuple[str, str]:
-    """A date as a literal that `date_parts` can be compared with, and as people write it."""
+def _day(column: Column, value: Any, written: bool) -> tuple[str, str]:
+    """A date as a literal that `date_parts` can be compared with, and as people say it; `written` spells the month."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     if column.stored in (Stored.SECONDS, Stored.MILLISECONDS):
-        import datetime
-
         moment = value / (1000 if column.stored is Stored.MILLISECONDS else 1)
         text = datetime.datetime.fromtimestamp(moment, datetime.UTC).date().isoformat()
     if column.stored is Stored.YEAR:
@@ -180,12 +166,13 @@ def _day(rng: random.Random, column: Column, value: Any) -> tuple[str, str]:
     except ValueError:
         raise NoFit from None
     sql = (literal(text) if column.as_text else text) if column.stored is Stored.COMPACT else literal(day)
-    return sql, said if rng.random() < 0.4 else day
+    return sql, said if written else day
 
 
 def _date_between(rng: random.Random, column: Column) -> Condition:
-    ordered = sorted(column.values)
-    ends = [_day(rng, column, ordered[int(len(ordered) * rng.uniform(*span))]) for span in ((0.1, 0.4), (0.55, 0.9))]
+    ordered, written = sorted(column.values), rng.random() < 0.4
+    places = [int(len(ordered) * rng.uniform(*span)) for span in ((0.1, 0.4), (0.55, 0.9))]
+    ends = [_day(column, ordered[place], written) for place in places]
     day, _ = date_parts(column)
     if not day:
         raise NoFit
@@ -194,15 +181,17 @@ def _date_between(rng: random.Random, column: Column) -> Condition:
 
 def _date_compare(rng: random.Random, column: Column) -> Condition:
     operator, word = rng.choice(((">", "after"), ("<", "before"), (">=", "on or after")))
-    value, said = _day(rng, column, sorted(column.values)[int(len(column.values) * rng.uniform(0.2, 0.8))])
+    ordered = sorted(column.values)
+    value, said = _day(column, ordered[int(len(ordered) * rng.uniform(0.2, 0.8))], rng.random() < 0.4)
     day, _ = date_parts(column)
     if not day:
         raise NoFit
-    said = f"{word if column.stored is not Stored.YEAR else word.replace('on or after', 'after')} {said}"
-    if column.stored is Stored.YEAR and operator == ">=":
-        operator = ">"
+    if column.stored is Stored.YEAR:
+        word = word.replace("on or after", "in or after")
     words = _called(rng, column)
-    return Condition(f"{day} {operator} {value}", f"{a(words)} {said}", f"{words} is {said}", "date_compare")
+    return Condition(
+        f"{day} {operator} {value}", f"{a(words)} {word} {said}", f"{words} is {word} {said}", "date_compare"
+    )
 
 
 def _year(rng: random.Random, column: Column) -> Condition:
@@ -212,10 +201,10 @@ def _year(rng: random.Random, column: Column) -> Condition:
         sql = f"{column.ref} LIKE '%{year}'"
     elif column.stored is Stored.YEAR:
         year = f"{value:g}" if isinstance(value, float) else str(value)
-        return Condition(f"{column.ref} = {literal(value)}", f"{words} {year}", f"{words} is {year}", "year",
+        return Condition(f"{column.ref} = {literal(value)}", f"{a(words)} of {year}", f"{words} is {year}", "year",
                          f"from {year}" if words == "year" else "")  # fmt: skip
     else:
-        year = _day(rng, column, value)[0].strip("'")[:4]
+        year = _day(column, value, False)[0].strip("'")[:4]
         sql = f"{date_parts(column)[1]} = '{year}'"
     return Condition(sql, f"{a(words)} in {year}", f"{words} is in {year}", "year")
 
@@ -237,17 +226,14 @@ def _like(rng: random.Random, column: Column) -> Condition:
         verb = "include"
     target = "" if verb in ("contain", "include") else " with"
     words = _called(rng, column)
-    matched = literal(pattern.format(piece))
-    sql = rng.choice(
-        (f"{column.ref} LIKE {matched}", f"{column.ref} LIKE {matched}", f"LOWER({column.ref}) LIKE {matched.lower()}")
-    )
+    sql = f"{column.ref} LIKE {literal(pattern.format(piece))}"
     noun = f"{a(words)} {verb.removesuffix('e')}ing{target} {literal(piece)}"
     return Condition(sql, noun, f"{words} {verb}s{target} {literal(piece)}", "like")
 
 
 def _missing(rng: random.Random, column: Column) -> Condition:
     words = _called(rng, column)
-    if rng.random() < 0.5:
+    if rng.random() < 0.35:
         return Condition(f"{column.ref} IS NULL", f"no {words}", f"{words} is missing", "null")
     return Condition(f"{column.ref} IS NOT NULL", f"a known {words}", f"{words} is known", "not_null")
 
@@ -257,18 +243,16 @@ def _flag(rng: random.Random, column: Column) -> Condition:
     yes = column.says.get(value) == "yes"
     parts = _called(rng, column).split()
     sql = f"{column.ref} = {literal(value)}"
-    if parts[0] in ("is", "was") and len(parts) > 1:
-        being = " ".join(parts[1:])
-        return Condition(sql, f"{being} {'yes' if yes else 'no'}", f"{being} is {'yes' if yes else 'no'}", "flag",
-                         being if yes else f"not {being}")  # fmt: skip
     words = " ".join(part for part in parts if part not in ("yn", "flag", "has")) or parts[0]
-    if re.search(r"(ed|able|ible|active|open|available)$", words):
-        return Condition(sql, f"{words} {'yes' if yes else 'no'}", f"{words} is {'yes' if yes else 'no'}", "flag",
-                         words if yes else f"not {words}")  # fmt: skip
+    asserted = parts[0] in ("is", "was") and len(parts) > 1
+    words = " ".join(parts[1:]) if asserted else words
+    said = "yes" if yes else "no"
     if parts[0] == "has":
-        return Condition(sql, words if yes else f"no {words}", f"{words} is {'yes' if yes else 'no'}", "flag")
-    said = "'yes'" if yes else "'no'"
-    return Condition(sql, f"{words} {said}", f"{words} is {said}", "flag")
+        return Condition(sql, words if yes else f"no {words}", f"{words} is {said}", "flag")
+    if asserted or re.search(r"(ed|able|ible|active|open|available)$", words):
+        being = words if yes else f"not {words}"
+        return Condition(sql, f"the {words} flag set to {said}", f"{words} flag is {said}", "flag", being)
+    return Condition(sql, f"{words} '{said}'", f"{words} is '{said}'", "flag")
 
 
 _BUILDERS: dict[Meaning, tuple[Builder, ...]] = {
@@ -296,7 +280,7 @@ SORTS = "equal unequal either compare between date_compare date_between year lik
 
 def draw(rng: random.Random, column: Column) -> Condition:
     """A random condition that makes sense for the column; raises NoFit when this one does not."""
-    if column.has_null and rng.random() < 0.4:
+    if column.has_null and rng.random() < 0.5:
         return _missing(rng, column)
     builders = _BUILDERS.get(column.meaning)
     if not builders or not column.values:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from data.synthesis import conditions
-from data.synthesis.compose import Draft, Draw, Form, Phrase, called, counted
+from data.synthesis.compose import Draft, Draw, Phrase, called, counted, refs
 from data.synthesis.conditions import NoFit, date_parts, threshold
 from data.synthesis.query import Query, literal
 from data.synthesis.schema import Column, Meaning, Stored, Table
@@ -22,20 +22,19 @@ def _all(phrase: Phrase, draw: Draw) -> str:
 
 def _count(draw: Draw) -> Draft:
     phrase = draw.phrase(draw.table())
-    return Draft(phrase.query("COUNT(*)"), {"np": phrase.words}, phrase.sorts)
+    return phrase.draft(phrase.query("COUNT(*)"))
 
 
 def _list(draw: Draw) -> Draft:
     table = draw.table()
     phrase = draw.phrase(table)
     shown = draw.shown(table, draw.one((1, 1, 1, 2, 2, 3, 4)), phrase.columns)
-    query = phrase.query(*(column.ref for column in shown))
-    return Draft(query, {"columns": called(draw, shown, many=True), "np": _all(phrase, draw)}, phrase.sorts)
+    return phrase.draft(phrase.query(*shown), columns=called(draw, shown, many=True), np=_all(phrase, draw))
 
 
 def _everything(draw: Draw) -> Draft:
     phrase = draw.phrase(draw.table(), "own two own")
-    return Draft(phrase.query("*"), {"np": phrase.words}, phrase.sorts)
+    return phrase.draft(phrase.query("*"))
 
 
 def _lookup(draw: Draw) -> Draft:
@@ -54,7 +53,7 @@ def _lookup(draw: Draw) -> Draft:
         one = f"{table.singular} {draw.one((found.value, f'with {found.noun}', f'whose {found.clause}'))}"
     targets = draw.shown(table, draw.one((1, 1, 2, 3)), without=table.title)
     slots = {"columns": called(draw, targets), "is": "is" if len(targets) == 1 else "are", "one": one}
-    return Draft(Query(tuple(c.ref for c in targets), table.name, where=where), slots, ("equal",))
+    return Draft(Query(refs(targets), table.name, where=where), slots, ("equal",))
 
 
 def _aggregate(draw: Draw) -> Draft:
@@ -75,29 +74,28 @@ def _aggregate(draw: Draw) -> Draft:
         select.append(f"{other}({target.number})")
         words.append(f"{second} {target.measured(draw.rng)}")
         wording = "aggregates"
-    elif extra < 0.48 and draw.wide:
-        select.insert(0, "COUNT(*)")
-        return Draft(
-            phrase.query(*select), {"aggregate": words[0], "np": phrase.words}, phrase.sorts, "aggregate_counted"
-        )
-    return Draft(phrase.query(*select), {"aggregate": listed(words), "np": _all(phrase, draw)}, phrase.sorts, wording)
+    elif extra < 0.48:
+        return phrase.draft(phrase.query("COUNT(*)", *select), "aggregate_counted", aggregate=words[0])
+    return phrase.draft(phrase.query(*select), wording, aggregate=listed(words), np=_all(phrase, draw))
 
 
 def _distinct(draw: Draw) -> Draft:
     table = draw.table()
     column = draw.column(table, Meaning.CATEGORY, nullable=False)
     phrase = draw.phrase(table, "plain own two parent", (column,))
-    query = replace(phrase.query(column.ref), distinct=True)
-    return Draft(query, {"columns": plural(draw.one(column.words)), "np": phrase.words}, phrase.sorts)
+    return phrase.draft(replace(phrase.query(column), distinct=True), columns=plural(draw.one(column.words)))
 
 
 def _count_distinct(draw: Draw) -> Draft:
+    """How many values of one column there are, or of two."""
     table = draw.table()
-    column = draw.column(table, Meaning.CATEGORY, Meaning.REFERENCE, nullable=False)
-    words = column.role if column.meaning is Meaning.REFERENCE else draw.one(column.words)
-    phrase = draw.phrase(table, "plain plain own parent", (column,))
-    query = phrase.query(f"COUNT(DISTINCT {column.ref})")
-    return Draft(query, {"columns": plural(words), "np": phrase.words}, phrase.sorts)
+    chosen = [draw.column(table, Meaning.CATEGORY, Meaning.REFERENCE, nullable=False)]
+    if draw.chance(0.15):
+        chosen.append(draw.column(table, Meaning.CATEGORY, nullable=False, without=chosen))
+    phrase = draw.phrase(table, "plain plain own parent", chosen)
+    words = listed([plural(c.role if c.meaning is Meaning.REFERENCE else draw.one(c.words)) for c in chosen])
+    wording = "count_distinct" if len(chosen) == 1 else "count_distinct_two"
+    return phrase.draft(phrase.query(*(f"COUNT(DISTINCT {c.ref})" for c in chosen)), wording, columns=words)
 
 
 def _grouped(draw: Draw) -> tuple[Table, Column, str, Query, Phrase]:
@@ -107,29 +105,29 @@ def _grouped(draw: Draw) -> tuple[Table, Column, str, Query, Phrase]:
     """
     table = draw.table()
     edges = draw.up(table)
-    if edges and draw.rng.random() < 0.4:
+    if edges and draw.chance(0.4):
         edge = draw.one(edges)
         column = draw.column(edge.parent, Meaning.CATEGORY, Meaning.CATEGORY, Meaning.NAME, nullable=False)
         words = draw.one(column.words)
-        if column.meaning is Meaning.NAME:
-            if column not in edge.parent.title or not column.is_unique:
-                raise NoFit
-            words = draw.one((edge.role, words if edge.role in words else f"{edge.role} {words}"))
-        elif edge.role not in words:
+        if column.meaning is Meaning.NAME and not (column in edge.parent.title and column.is_unique):
+            raise NoFit
+        if edge.role not in words:
             words = f"{edge.role} {words}"
+        if column.meaning is Meaning.NAME:
+            words = draw.one((edge.role, words))
         phrase = Phrase(draw.many(table), table, joins=(edge.join,))
     else:
         column = draw.column(table, Meaning.CATEGORY, nullable=False)
         words, phrase = draw.one(column.words), draw.phrase(table, "plain plain plain own", (column,))
-    return table, column, words, replace(phrase.query(column.ref), group=(column.ref,)), phrase
+    return table, column, words, replace(phrase.query(column), group=(column.ref,)), phrase
 
 
 def _group(draw: Draw) -> Draft:
-    """A number for each group: a count or an aggregate, of all rows or of some, in any order or by that number."""
+    """A number for each group: a count or an aggregate, of all rows or of some, sorted by either or not at all."""
     table, column, words, query, phrase = _grouped(draw)
-    slots, wording = {"column": words, "np": phrase.words, "measure": "number"}, "group"
+    slots, wording = {"column": words, "measure": "number"}, "group"
     measures = ["COUNT(*)"]
-    if draw.rng.random() < 0.5:
+    if draw.chance(0.5):
         function, word, target = draw.aggregate(table, (column, *phrase.columns))
         measures, wording = [f"{function}({target.number})"], "group_measured"
         slots["measure"] = f"{word} {target.measured(draw.rng)}"
@@ -139,33 +137,38 @@ def _group(draw: Draw) -> Draft:
         slots["direction"] = "from highest to lowest" if descending else "from lowest to highest"
         query = replace(query, order=measures[0], descending=descending)
         wording = "group_ordered"
-    elif how < 0.45 and wording == "group_measured":
+    elif how < 0.4:
+        query = replace(query, order=column.ref)
+        wording = "group_by_name"
+    elif how < 0.5 and wording == "group_measured":
         measures.insert(0, "COUNT(*)")
         wording = "group_both"
-    elif how < 0.6 and draw.wide and not query.joins and not query.where:
+    elif how < 0.65 and not query.joins and not query.where:
         second = draw.column(table, Meaning.CATEGORY, nullable=False, without=(column,))
-        query = replace(query, select=(column.ref, second.ref), group=(column.ref, second.ref))
+        query = replace(query, select=refs((column, second)), group=refs((column, second)))
         slots["column"] = f"combination of {words} and {draw.one(second.words)}"
-    return Draft(replace(query, select=(*query.select, *measures)), slots, phrase.sorts, wording)
+    return phrase.draft(replace(query, select=(*query.select, *measures)), wording, **slots)
 
 
 def _group_having(draw: Draw) -> Draft:
     """The groups that are large enough, or whose average is."""
     table, column, words, query, phrase = _grouped(draw)
-    slots = {"column": words, "columns": plural(words), "np": phrase.words, "tail": ""}
-    if draw.rng.random() < 0.25:
+    slots = {"column": words, "columns": plural(words), "tail": ""}
+    if draw.chance(0.25):
         query = replace(query, select=(*query.select, "COUNT(*)"))
         slots["tail"] = f" Show the number of {draw.many(table)} as well."
-    if draw.rng.random() < 0.65:
+    if draw.chance(0.65):
         share = max(1, table.rows // max(1, len(set(column.values))))
-        sql, slots["number"] = counted(max(2, share // 2), max(3, share * 3 // 2), draw)
-        return Draft(replace(query, having=f"COUNT(*) {sql}"), slots, phrase.sorts)
+        few = not query.where and not query.joins  # else a group without any row has fewer, too
+        sql, slots["number"] = counted(max(2, share // 2), max(3, share * 3 // 2), draw, few)
+        return phrase.draft(replace(query, having=f"COUNT(*) {sql}"), **slots)
     target = draw.one([c for c in table.columns if c.is_number and not c.has_null])
     limit = literal(threshold(target, draw.rng.uniform(0.4, 0.65)))
     operator, word = draw.one(((">", "above"), ("<", "below"), (">", "greater than")))
     slots |= {"measure": f"average {target.measured(draw.rng)}", "number": f"{word} {limit}"}
-    query = replace(query, having=f"AVG({target.number}) {operator} {limit}")
-    return Draft(query, slots, phrase.sorts, "group_having_average")
+    return phrase.draft(
+        replace(query, having=f"AVG({target.number}) {operator} {limit}"), "group_having_average", **slots
+    )
 
 
 def _group_top(draw: Draw) -> Draft:
@@ -173,19 +176,21 @@ def _group_top(draw: Draw) -> Draft:
     table, column, words, query, phrase = _grouped(draw)
     word, descending = draw.one((("most", True), ("most", True), ("fewest", False)))
     measure, best = "COUNT(*)", f"{word} {phrase.words}"
-    if draw.rng.random() < 0.35:
+    if draw.chance(0.35):
         function, name, target = draw.aggregate(table, (column,))
         if function not in ("AVG", "SUM") or target.has_null:
             raise NoFit
         measure = f"{function}({target.number})"
         best = f"{'highest' if descending else 'lowest'} {name} {target.measured(draw.rng)} of {phrase.words}"
+    if not measure.startswith("AVG") and not descending and (query.where or query.joins):
+        raise NoFit  # a group without any row has fewer
     limit = draw.one((1, 1, 1, 2, 3))
     slots = {"column": words, "columns": plural(words), "best": best, "count": str(limit), "tail": ""}
-    if draw.rng.random() < 0.3:
+    if draw.chance(0.3):
         query = replace(query, select=(*query.select, measure))
         slots["tail"] = " Show the number as well." if measure == "COUNT(*)" else " Show that value as well."
     query = replace(query, order=measure, descending=descending, limit=limit)
-    return Draft(query, slots, phrase.sorts, "group_top" if limit == 1 else "group_top_many")
+    return phrase.draft(query, "group_top" if limit == 1 else "group_top_many", **slots)
 
 
 def _year_group(draw: Draw) -> Draft:
@@ -202,44 +207,34 @@ def _year_group(draw: Draw) -> Draft:
 def _order(draw: Draw) -> Draft:
     table = draw.table()
     phrase = draw.phrase(table, "plain plain own parent")
-    names = [c for c in table.title if c.meaning is Meaning.NAME]
-    column = draw.one(names) if names and draw.rng.random() < 0.3 else draw.ordered(table, phrase.columns)
+    column, slots, descending = draw.sorting(table, phrase.columns)
     shown = draw.shown(table, draw.one((1, 1, 2, 3)), phrase.columns)
-    descending = draw.rng.random() < 0.5
-    direction = draw.one(("in descending order",) if descending else ("in ascending order",))
-    if column.meaning is Meaning.DATE and draw.rng.random() < 0.6:
-        direction = "from latest to earliest" if descending else "from earliest to latest"
-    elif column.is_number and draw.rng.random() < 0.6:
-        direction = "from highest to lowest" if descending else "from lowest to highest"
-    elif column in names:
-        direction = "in reverse alphabetical order" if descending else "in alphabetical order"
-    query = replace(phrase.query(*(c.ref for c in shown)), order=column.number, descending=descending)
-    slots = {"columns": called(draw, shown, many=True), "key": column.measured(draw.rng), "direction": direction}
-    return Draft(query, slots | {"np": _all(phrase, draw)}, phrase.sorts)
+    query = replace(phrase.query(*shown), order=column.number, descending=descending)
+    return phrase.draft(query, columns=called(draw, shown, many=True), np=_all(phrase, draw), **slots)
 
 
 def _top(draw: Draw) -> Draft:
-    """The rows with the highest or lowest value, by ORDER BY or by comparing with MAX."""
+    """The rows with the highest or lowest value, by ORDER BY; "maximum" and "minimum" ask for a comparison with it."""
     table = draw.table()
     phrase = draw.phrase(table, "plain plain plain own parent own")
     column = draw.ordered(table, phrase.columns)
     word, descending = draw.superlative(column)
     count = draw.one((1, 1, 1, 2, 3, 5))
     shown = draw.shown(table, draw.one((1, 1, 2, 3)), (column, *phrase.columns))
-    if draw.rng.random() < 0.15:
+    if draw.chance(0.15):
         shown.append(column)
-    query = replace(phrase.query(*(c.ref for c in shown)), order=column.number, descending=descending, limit=count)
-    best = f"{word} {column.measured(draw.rng)}"
-    slots = {"columns": called(draw, shown, many=count > 1), "one": table.singular, "best": best, "np": phrase.words,
+    query = replace(phrase.query(*shown), order=column.number, descending=descending, limit=count)
+    key = column.measured(draw.rng)
+    slots = {"columns": called(draw, shown, many=count > 1), "one": table.singular, "best": f"{word} {key}",
              "count": str(count)}  # fmt: skip
     if count > 1:
-        return Draft(query, slots, phrase.sorts, "top_many_where" if phrase.where else "top_many")
+        return phrase.draft(query, "top_many_where" if phrase.where else "top_many", **slots)
     inner = phrase.query(f"{'MAX' if descending else 'MIN'}({column.number})").sql
-    twin = replace(query, order="", limit=0, where=(*query.where, f"{column.number} = ({inner})"))
-    wording = "top_where" if phrase.where else "top"
-    if draw.varies(0.25):
-        return Draft(twin, slots, phrase.sorts, wording, query.sql)
-    return Draft(query, slots, phrase.sorts, wording, twin.sql)
+    compared = replace(query, order="", limit=0, where=(*query.where, f"{column.number} = ({inner})"))
+    if column.is_number and not phrase.where and draw.chance(0.25):
+        slots["best"] = f"{'maximum' if descending else 'minimum'} {key}"
+        return replace(phrase.draft(compared, "top", **slots), twin=query.sql)
+    return replace(phrase.draft(query, "top_where" if phrase.where else "top", **slots), twin=compared.sql)
 
 
 def _share(draw: Draw) -> Draft:
@@ -249,18 +244,16 @@ def _share(draw: Draw) -> Draft:
     meanings = (Meaning.CATEGORY, Meaning.FLAG, Meaning.QUANTITY, Meaning.LEVEL)
     column = draw.column(table, *meanings, nullable=False, without=phrase.columns)
     found = conditions.draw(draw.rng, column)
-    slots = {
-        "np": phrase.words,
-        "all": _all(phrase, draw),
-        "verb": f"are {found.being}" if found.being else f"have {found.noun}",
-    }
-    if found.sort == "equal" and column.meaning is Meaning.CATEGORY and not phrase.where and draw.rng.random() < 0.4:
+    slots = {"all": _all(phrase, draw), "verb": f"are {found.being}" if found.being else f"have {found.noun}"}
+    if found.sort == "equal" and column.meaning is Meaning.CATEGORY and not phrase.where and draw.chance(0.4):
         other = conditions.equal(draw.rng, column)
         sums = [f"SUM(CASE WHEN {each.sql} THEN 1 ELSE 0 END)" for each in (found, other)]
-        slots |= {"first": found.noun, "second": other.noun}
-        return Draft(phrase.query(" - ".join(sums)), slots, ("equal", "equal"), "difference")
+        query = phrase.query(" - ".join(sums))
+        return Draft(query, {**slots, "np": phrase.words, "first": found.noun, "second": other.noun},
+                     ("equal", "equal"), "difference")  # fmt: skip
     select = f"CAST(SUM(CASE WHEN {found.sql} THEN 1 ELSE 0 END) AS REAL) * 100 / COUNT(*)"
-    return Draft(phrase.query(select), slots, (*phrase.sorts, found.sort), "share_where" if phrase.where else "share")
+    draft = phrase.draft(phrase.query(select), "share_where" if phrase.where else "share", **slots)
+    return replace(draft, sorts=(*draft.sorts, found.sort))
 
 
 def _days(draw: Draw) -> Draft:
@@ -273,9 +266,9 @@ def _days(draw: Draw) -> Draft:
         raise NoFit
     function, word = draw.one((("AVG", "average"), ("MAX", "maximum"), ("MIN", "minimum")))
     phrase = draw.phrase(table, "plain own", (first, second))
-    select = f"{function}(JULIANDAY({second.ref}) - JULIANDAY({first.ref}))"
-    slots = {"np": _all(phrase, draw), "word": word, "first": draw.one(first.words), "second": draw.one(second.words)}
-    return Draft(phrase.query(select), slots, phrase.sorts)
+    query = phrase.query(f"{function}(JULIANDAY({second.ref}) - JULIANDAY({first.ref}))")
+    slots = {"word": word, "first": draw.one(first.words), "second": draw.one(second.words)}
+    return phrase.draft(query, np=_all(phrase, draw), **slots)
 
 
 def _sets(draw: Draw) -> Draft:
@@ -286,14 +279,10 @@ def _sets(draw: Draw) -> Draft:
     if first.sql == second.sql or {first.sort, second.sort} & {"null", "not_null", "unequal"}:
         raise NoFit
     operator, wording = draw.one((("INTERSECT", "sets_both"), ("INTERSECT", "sets_both"), ("EXCEPT", "sets_but")))
-    second_query = Query((column.ref,), table.name, where=(second.sql,))
-    query = replace(second_query, where=(first.sql,), then=(operator, second_query))
-    slots = {
-        "columns": plural(draw.one(column.words)),
-        "np": draw.many(table),
-        "first": first.noun,
-        "second": second.noun,
-    }
+    other = Query((column.ref,), table.name, where=(second.sql,))
+    query = replace(other, where=(first.sql,), then=(operator, other))
+    slots = {"columns": plural(draw.one(column.words)), "np": draw.many(table), "first": first.noun,
+             "second": second.noun}  # fmt: skip
     return Draft(query, slots, (first.sort, second.sort), wording)
 
 
@@ -302,7 +291,7 @@ def _like_best(draw: Draw) -> Draft:
     table = draw.table()
     column = draw.column(table, Meaning.CATEGORY, nullable=False)
     words, many = draw.one(column.words), draw.many(table)
-    if draw.rng.random() < 0.5:
+    if draw.chance(0.5):
         inner = Query((column.ref,), table.name, group=(column.ref,), order="COUNT(*)", descending=True, limit=1)
         np = draw.one((f"{many} with the most common {words}", f"{many} whose {words} is the most frequent one"))
     else:
@@ -311,29 +300,12 @@ def _like_best(draw: Draw) -> Draft:
         inner = Query((column.ref,), table.name, order=best.number, descending=descending, limit=1)
         np = f"{many} with the same {words} as the {table.singular} with the {word} {best.measured(draw.rng)}"
     where = (f"{column.ref} = ({inner.sql})",)
-    if draw.rng.random() < 0.4:
+    if draw.chance(0.4):
         return Draft(Query(("COUNT(*)",), table.name, where=where), {"np": np}, ("nested",), "count")
     shown = draw.shown(table, draw.one((1, 2)), (column,))
-    query = Query(tuple(c.ref for c in shown), table.name, where=where)
-    return Draft(query, {"columns": called(draw, shown, many=True), "np": np}, ("nested",), "list")
+    slots = {"columns": called(draw, shown, many=True), "np": np}
+    return Draft(Query(refs(shown), table.name, where=where), slots, ("nested",), "list")
 
 
-FORMS = (
-    Form("count", _count, 6),
-    Form("list", _list, 11),
-    Form("everything", _everything, 0.5),
-    Form("lookup", _lookup, 3),
-    Form("aggregate", _aggregate, 6),
-    Form("distinct", _distinct, 1.5),
-    Form("count_distinct", _count_distinct, 1.5),
-    Form("group", _group, 6),
-    Form("group_having", _group_having, 2),
-    Form("group_top", _group_top, 3),
-    Form("year_group", _year_group, 1),
-    Form("order", _order, 3),
-    Form("top", _top, 6),
-    Form("share", _share, 1.5),
-    Form("days", _days, 0.7),
-    Form("sets", _sets, 1.5),
-    Form("like_best", _like_best, 1.5),
-)
+FORMS = (_count, _list, _everything, _lookup, _aggregate, _distinct, _count_distinct, _group, _group_having, _group_top,
+         _year_group, _order, _top, _share, _days, _sets, _like_best)  # fmt: skip

@@ -21,7 +21,8 @@ from typing import Any
 import yaml
 
 from data.sql_form import Difficulty, gold_key, is_repeatable, question_key, rate
-from data.synthesis.compose import Draft, Draw, Form
+from data.synthesis import words
+from data.synthesis.compose import Draft, Draw
 from data.synthesis.conditions import NoFit
 from data.synthesis.forms import FORMS
 from data.synthesis.relations import RELATIONS
@@ -36,11 +37,10 @@ from shared.sql.database import Database, QueryResult, SqlError
 
 _FOLDER = Path(__file__).parent
 WORDINGS: dict[str, list[str]] = yaml.safe_load(_FOLDER.joinpath("wordings.yaml").read_text("utf-8"))
-ALL_FORMS: tuple[Form, ...] = FORMS + RELATIONS
+ALL_FORMS = {form.__name__.removeprefix("_"): form for form in (*FORMS, *RELATIONS)}
 SHARES: dict[Difficulty, float] = {"easy": 0.40, "medium": 0.35, "hard": 0.25}
 FAMILIES: dict[Difficulty, dict[str, int]] = yaml.safe_load(_FOLDER.joinpath("families.yaml").read_text("utf-8"))
 _FEWEST = 4  # questions of a family about one database: too few to learn from are not worth asking
-_MANY = 200  # questions about one database, which leave room for golds written in several ways
 _TRIES = 150  # drafts for one question of a family
 _MAX_ROWS = 60  # of an answer
 _COPIES = 2
@@ -73,7 +73,7 @@ def generate(
     shares: Mapping[Difficulty, float] = SHARES,
 ) -> list[Question]:
     """At most `count` questions about the database; fewer where it yields no more."""
-    draw = Draw(random.Random(f"{seed}.{database.path.stem}"), about, wide=count >= _MANY)
+    draw = Draw(random.Random(f"{seed}.{database.path.stem}"), about)
     with tempfile.TemporaryDirectory(prefix="firstcall-") as folder:
         try:
             paths = make_copies(database.path, [], Path(folder), _COPIES, seed)
@@ -94,12 +94,12 @@ def _accepted(
         spent: set[tuple[Difficulty, str]] = set()
         while made.total() < count and audit.failures < _MOST_FAILURES and (due := _due(made, spent, count, shares)):
             spent.add(due)
-            for draft, form in drafts_of(draw, *due):
+            for draft in drafts_of(draw, *due):
                 sql = draft.query.sql
                 shape = re.sub(r"'[^']*'|\b\d+(\.\d+)?\b", "?", sql)
                 if shapes[shape] >= most or gold_key(sql) in taken.golds:
                     continue
-                question = ask(draft, form, draw.rng)
+                question = ask(draft, draw.rng)
                 if audit.objection(draft) or not taken.claim(question, sql):
                     continue
                 spent.remove(due)
@@ -132,29 +132,30 @@ def _due(
     return None
 
 
-def drafts_of(draw: Draw, level: Difficulty, family: str) -> Iterator[tuple[Draft, Form]]:
+def drafts_of(draw: Draw, level: Difficulty, family: str) -> Iterator[Draft]:
     """Drafts of one level and family."""
     names = ("list", "count", "aggregate") if family == "average" else (family.removesuffix(" joined"),)
-    forms = [form for form in ALL_FORMS if form.name in names]
     for _ in range(_TRIES):
-        form = draw.one(forms)
+        name = draw.one(names)
         try:
-            draft = form.compose(draw)
+            draft = ALL_FORMS[name](draw)
         except NoFit:
             continue
-        joined = " joined" if draft.query.joins and form in FORMS else ""
-        found = "average" if "average" in draft.sorts else form.name + joined
+        joined = " joined" if draft.query.joins and ALL_FORMS[name] in FORMS else ""
+        found = "average" if "average" in draft.sorts else name + joined
         if found == family and rate(draft.query.sql) == level:
-            yield draft, form
+            yield replace(draft, wording=draft.wording or name)
 
 
-def ask(draft: Draft, form: Form, rng: random.Random) -> str:
-    """The draft in one of the form's wordings."""
-    wording = rng.choice(WORDINGS[draft.wording or form.name])
-    several = " and " in draft.slots.get("columns", draft.slots.get("theirs", "")) + draft.slots.get("tail", "")
-    if several and re.match(r"What is the \{(columns|theirs)", wording):
-        wording = wording.replace("What is", "What are", 1)
-    text = wording.format(**draft.slots)
+def ask(draft: Draft, rng: random.Random) -> str:
+    """The draft in one of its wordings."""
+    wording, slots = rng.choice(WORDINGS[draft.wording]), dict(draft.slots)
+    first = "columns" if "{columns}" in wording else "theirs"
+    if " and " in slots.get(first, "") + slots.get("tail", ""):
+        wording = wording.replace(f"What is the {{{first}}}", f"What are the {{{first}}}")
+    for name in re.findall(r"\{(columns|mine)\}(?= and the )", wording) + ["columns"] * bool(slots.get("tail")):
+        slots[name] = slots[name].replace(" and ", ", ")  # "the name, the age and the number of songs"
+    text = wording.format(**slots, a_measure=words.a(slots.get("measure", "")))
     return text[0].upper() + text[1:]
 
 
@@ -184,6 +185,10 @@ class Audit:
             return "empty or too long"
         if all(cell in (None, 0) for row in result.rows for cell in row):
             return "nothing but zero and NULL"
+        if draft.wording == "lookup" and len(result.rows) > 1:
+            return "several rows of one name"
+        if draft.wording == "difference" and result.rows[0][0] < 0:
+            return "fewer rows, not more"
         if query.group and not query.limit and not query.having and len(result.rows) < 2:
             return "one group"
         if not query.distinct and not query.group and len(set(result.rows)) < len(result.rows):
@@ -193,10 +198,10 @@ class Audit:
         if query.order and query.limit and len(result.rows) < query.limit:
             return "fewer rows than asked for"
         if query.order:
-            if not query.limit and len(result.rows) < 2:
-                return "one row in order"
             keys = self._run(replace(query, select=(query.order,), limit=0).sql).rows
             keys = keys[: query.limit + 1] if query.limit else keys
+            if len(keys) < 2:
+                return "one row in order"
             if (None,) in keys or (query.limit and len(set(keys)) < len(keys)):
                 return "NULL or ties in the order"
         if not is_repeatable(sql) or self._run(sql) != result:

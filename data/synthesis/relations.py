@@ -5,13 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from data.synthesis import conditions
-from data.synthesis.compose import Draft, Draw, Edge, Form, called, counted
+from data.synthesis.compose import SHOWN, Draft, Draw, Edge, called, counted, refs
 from data.synthesis.conditions import NoFit
 from data.synthesis.query import Query
 from data.synthesis.schema import Column, Meaning
 from data.synthesis.words import plural
-
-_SHOWN = (Meaning.NAME, Meaning.CATEGORY, Meaning.LEVEL, Meaning.QUANTITY, Meaning.DATE, Meaning.KEY)
 
 
 def _names(edge: Edge, draw: Draw, count: int = 1) -> list[Column]:
@@ -19,7 +17,7 @@ def _names(edge: Edge, draw: Draw, count: int = 1) -> list[Column]:
     shown = [*edge.parent.title]
     if not shown:
         raise NoFit
-    more = [c for c in edge.parent.of(*_SHOWN) if c not in shown]
+    more = [c for c in edge.parent.of(*SHOWN) if c not in shown and not c.is_clock]
     return shown + draw.rng.sample(more, min(len(more), count - 1))
 
 
@@ -29,6 +27,8 @@ def _children(draw: Draw) -> tuple[Edge, str]:
     Rows of a link table stand for the rows at its other end; one that links rows of one table goes by its own name.
     """
     edge = draw.edge()
+    if edge.column.is_unique:  # one child for each parent: nobody would count them
+        raise NoFit
     first, *others = [e for e in draw.edges if e.child is edge.child]
     if edge.child.is_link and edge.alone and others:
         return edge, plural(next(e for e in (first, *others) if e is not edge).role)
@@ -38,17 +38,28 @@ def _children(draw: Draw) -> tuple[Edge, str]:
 
 
 def _joined_list(draw: Draw) -> Draft:
-    """Something about each child and about its parent."""
-    edge = draw.edge(links=False)
-    mine = draw.shown(edge.child, draw.one((1, 1, 2)))
+    """Something about each child and about its parent; of a link, about its two parents."""
+    edge = draw.edge()
     theirs = _names(edge, draw)
-    if draw.rng.random() < 0.3:
+    if edge.child.is_link:
+        other = draw.one([e for e in draw.up(edge.child) if e.parent is not edge.parent])
+        mine = _names(other, draw)
+        query = Query(refs((*mine, *theirs)), edge.child.name, (other.join, edge.join))
+        slots = {"mine": called(draw, mine), "theirs": called(draw, theirs), "one": other.role, "role": edge.role}
+        return Draft(query, slots, wording="linked_list")
+    if draw.chance(0.3):
         theirs = [draw.column(edge.parent, Meaning.NAME, Meaning.CATEGORY, Meaning.LEVEL)]
+    mine = draw.shown(edge.child, draw.one((1, 1, 2)))
     phrase = draw.phrase(edge.child, "plain plain own", mine)
-    query = Query(tuple(c.ref for c in (*mine, *theirs)), edge.child.name, (edge.join,), phrase.where)
-    slots = {"mine": called(draw, mine), "theirs": called(draw, theirs), "one": edge.child.singular, "np": phrase.words,
-             "role": edge.role}  # fmt: skip
-    return Draft(query, slots, phrase.sorts, "joined_list_where" if phrase.where else "joined_list")
+    query = Query(refs((*mine, *theirs)), edge.child.name, (edge.join,), phrase.where)
+    slots = {"mine": called(draw, mine), "theirs": called(draw, theirs), "one": edge.child.singular, "role": edge.role}
+    if phrase.where or draw.chance(0.6):
+        return phrase.draft(query, "joined_list_where" if phrase.where else "joined_list", **slots)
+    if draw.chance(0.5):  # only the parents, in the order of their children
+        query, mine = replace(query, select=refs(theirs)), []
+    column, words, descending = draw.sorting(edge.child)
+    query = replace(query, order=column.number, descending=descending)
+    return phrase.draft(query, "joined_list_ordered" if mine else "parents_ordered", **slots, **words)
 
 
 def _parents_of(draw: Draw) -> Draft:
@@ -59,39 +70,43 @@ def _parents_of(draw: Draw) -> Draft:
     found, _ = draw.condition(edge.child)
     shown = _names(edge, draw, draw.one((1, 1, 2)))
     inner = Query((edge.column.ref,), edge.child.name, where=(found.sql,)).sql
-    nested = Query(tuple(c.ref for c in shown), edge.parent.name, where=(f"{edge.target.ref} IN ({inner})",))
-    joined = replace(nested, table=edge.child.name, joins=(edge.join,), where=(found.sql,), distinct=True)
+    nested = Query(refs(shown), edge.parent.name, where=(f"{edge.target.ref} IN ({inner})",))
     slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural, "child": edge.child.singular,
              "noun": found.noun, "np": many}  # fmt: skip
-    unique = any(c.is_unique for c in shown)
-    if draw.rng.random() < 0.2:
+    if draw.chance(0.2):
         query = Query((f"COUNT(DISTINCT {edge.column.ref})",), edge.child.name, where=(found.sql,))
         return Draft(query, slots, (found.sort,), "parents_counted", replace(nested, select=("COUNT(*)",)).sql)
-    if unique and not draw.varies(0.4):
-        return Draft(joined, slots, (found.sort,), twin=nested.sql)
-    return Draft(nested, slots, (found.sort,), twin=joined.sql if unique else "")
+    query = replace(nested, table=edge.child.name, joins=(edge.join,), where=(found.sql,), distinct=True)
+    return Draft(query, slots, (found.sort,), twin=nested.sql)
 
 
 def _without(draw: Draw) -> Draft:
-    """Parents that have no child, or no child of some kind; by NOT IN, EXCEPT or an outer join."""
+    """Parents that have no child, or no child of some kind: by NOT IN, or by EXCEPT where the words say "except"."""
     edge, many = _children(draw)
-    found = draw.condition(edge.child)[0] if draw.rng.random() < 0.4 and not edge.child.is_link else None
+    found = draw.condition(edge.child)[0] if draw.chance(0.4) and not edge.child.is_link else None
+    sorts = (found.sort,) if found else ()
     shown = _names(edge, draw, draw.one((1, 1, 2)))
     inner = Query((edge.column.ref,), edge.child.name, where=(found.sql,) if found else ())
-    query = Query(tuple(c.ref for c in shown), edge.parent.name, where=(f"{edge.target.ref} NOT IN ({inner.sql})",))
+    query = Query(refs(shown), edge.parent.name, where=(f"{edge.target.ref} NOT IN ({inner.sql})",))
     slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural,
              "np": f"{many} with {found.noun}" if found else many}  # fmt: skip
-    sorts = (found.sort,) if found else ()
-    left = replace(query, joins=(f"LEFT {edge.join_child}",), where=(f"{edge.column.ref} IS NULL",))
-    if draw.rng.random() < 0.25:
-        twin = "" if found else replace(left, select=("COUNT(*)",)).sql
-        return Draft(replace(query, select=("COUNT(*)",)), slots, sorts, "without_counted", twin)
-    if draw.varies(0.35) and any(c.is_unique for c in shown):
-        second = Query(query.select, edge.child.name, (edge.join,), inner.where)
-        return Draft(replace(query, where=(), then=("EXCEPT", second)), slots, sorts, twin=query.sql)
-    if draw.varies(0.3) and not found:
-        return Draft(left, slots, twin=query.sql)
-    return Draft(query, slots, sorts, twin="" if found else left.sql)
+    how = draw.rng.random()
+    if how < 0.2:
+        return Draft(replace(query, select=("COUNT(*)",)), slots, sorts, "without_counted")
+    if how < 0.35:
+        function, word, column = draw.aggregate(edge.parent)
+        slots["measure"] = f"{word} {column.measured(draw.rng)}"
+        select = (f"{function}({column.number})",)
+        if draw.chance(0.5):
+            return Draft(replace(query, select=select), slots, sorts, "without_measured")
+        where = (query.where[0].replace(" NOT IN ", " IN "),)
+        return Draft(replace(query, select=select, where=where), slots, sorts, "with_measured")
+    if how < 0.55:
+        other = Query(query.select, edge.child.name, (edge.join,), inner.where)
+        if shown[0] == edge.target and len(shown) == 1:
+            other = inner
+        return Draft(replace(query, where=(), then=("EXCEPT", other)), slots, sorts, "without_except", query.sql)
+    return Draft(query, slots, sorts)
 
 
 def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str], Edge, str]:
@@ -101,18 +116,17 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
     """
     edge, many = _children(draw)
     shown = _names(edge, draw, draw.one((1, 1, 1, 2)))
-    found = draw.condition(edge.child)[0] if draw.rng.random() < 0.15 and not edge.child.is_link else None
+    found = draw.condition(edge.child)[0] if draw.chance(0.15) and not edge.child.is_link else None
     where = (found.sql,) if found else ()
-    query = Query(tuple(c.ref for c in shown), edge.child.name, (edge.join,), where, group=(edge.target.ref,))
+    query = Query(refs(shown), edge.child.name, (edge.join,), where, group=(edge.target.ref,))
     np = f"{many} with {found.noun}" if found else many
-    columns = called(draw, shown, several)
-    slots = {"columns": columns, "one": edge.parent.singular, "parents": edge.parent.plural, "np": np, "tail": "",
-             "measure": f"number of {np}"}  # fmt: skip
+    slots = {"columns": called(draw, shown, several), "one": edge.parent.singular, "parents": edge.parent.plural,
+             "np": np, "tail": "", "measure": f"number of {np}"}  # fmt: skip
     numbers = [c for c in edge.child.columns if c.is_number and not c.has_null]
-    if not numbers or draw.rng.random() < 0.6:
+    if not numbers or draw.chance(0.6):
         return query, slots, edge, "COUNT(*)"
     column = draw.one(numbers)
-    adds = column.meaning is Meaning.QUANTITY and draw.rng.random() < 0.6
+    adds = column.meaning is Meaning.QUANTITY and draw.chance(0.6)
     words = column.measured(draw.rng)
     if words.startswith("total" if adds else "average"):
         raise NoFit
@@ -124,7 +138,7 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
 def _each_parent(draw: Draw) -> Draft:
     query, slots, _, measure = _per_parent(draw)
     query = replace(query, select=(*query.select, measure))
-    if draw.rng.random() < 0.25:
+    if draw.chance(0.25):
         return Draft(replace(query, order=measure, descending=True), slots, wording="each_parent_ordered")
     return Draft(query, slots)
 
@@ -134,7 +148,7 @@ def _top_parent(draw: Draw) -> Draft:
     query, slots, _, measure = _per_parent(draw, several=count > 1)
     slots["best"] = f"most {slots['np']}" if measure == "COUNT(*)" else f"highest {slots['measure']}"
     query = replace(query, order=measure, descending=True, limit=count)
-    if draw.rng.random() < 0.25:
+    if draw.chance(0.25):
         query = replace(query, select=(*query.select, measure))
         slots["tail"] = f" and the {slots['measure']}"
     slots["count"] = str(count)
@@ -145,7 +159,7 @@ def _having_parent(draw: Draw) -> Draft:
     query, slots, edge, _ = _per_parent(draw, several=True)
     share = max(1, edge.child.rows // max(1, edge.parent.rows))
     tail, slots["number"] = counted(max(share, 2), 2 * share + 1, draw, few=False)
-    if draw.rng.random() < 0.2:
+    if draw.chance(0.2):
         query = replace(query, select=(*query.select, "COUNT(*)"))
         slots["tail"] = f" and the number of {slots['np']}"
     return Draft(replace(query, having=f"COUNT(*) {tail}"), slots)
@@ -156,13 +170,13 @@ def _parent_of_top(draw: Draw) -> Draft:
     edge = draw.edge(links=False)
     column = draw.ordered(edge.child)
     word, descending = draw.superlative(column)
-    shown = _names(edge, draw) if draw.rng.random() < 0.7 else draw.shown(edge.parent, 1)
+    shown = _names(edge, draw) if draw.chance(0.7) else draw.shown(edge.parent, 1)
     phrase = draw.phrase(edge.child, "plain plain own", (column,))
-    query = Query(tuple(c.ref for c in shown), edge.child.name, (edge.join,), phrase.where)
+    query = Query(refs(shown), edge.child.name, (edge.join,), phrase.where)
     query = replace(query, order=column.number, descending=descending, limit=1)
-    slots = {"theirs": called(draw, shown), "role": edge.role, "one": edge.child.singular, "np": phrase.words,
+    slots = {"theirs": called(draw, shown), "role": edge.role, "one": edge.child.singular,
              "best": f"{word} {column.measured(draw.rng)}"}  # fmt: skip
-    return Draft(query, slots, phrase.sorts, "parent_of_top_where" if phrase.where else "parent_of_top")
+    return phrase.draft(query, "parent_of_top_where" if phrase.where else "parent_of_top", **slots)
 
 
 def _through(draw: Draw) -> Draft:
@@ -171,17 +185,15 @@ def _through(draw: Draw) -> Draft:
     far = draw.one([e for e in draw.up(edge.child) if e.parent is not edge.parent])
     found, column = draw.condition(far.parent)
     shown = _names(edge, draw, draw.one((1, 1, 2)))
-    query = Query(tuple(c.ref for c in shown), edge.child.name, (edge.join, far.join), (found.sql,), distinct=True)
+    query = Query(refs(shown), edge.child.name, (edge.join, far.join), (found.sql,), distinct=True)
     named = found.sort == "equal" and column in far.parent.title and len(far.parent.title) == 1
     if edge.child.is_link:
-        words = (
-            f"linked to {f'the {far.role} {found.value}' if named else f'at least one {far.role} with {found.noun}'}"
-        )
+        words = f"linked to {f'the {far.role} {found.value}' if named else f'a {far.role} with {found.noun}'}"
     else:
         condition = f"is {found.value}" if named else f"has {found.noun}"
         words = f"that have {draw.many(edge.child)} whose {far.role} {condition}"
     slots = {"columns": called(draw, shown, many=True), "np": f"{plural(edge.role)} {words}"}
-    if draw.rng.random() < 0.2:
+    if draw.chance(0.2):
         query = replace(query, select=(f"COUNT(DISTINCT {edge.column.ref})",), distinct=False)
         return Draft(query, slots, (found.sort,), "count")
     if not any(c.is_unique for c in shown):
@@ -190,38 +202,35 @@ def _through(draw: Draw) -> Draft:
 
 
 def _both_children(draw: Draw) -> Draft:
-    """Parents that have children of one kind and of another, or of one but not of the other."""
-    edge, many = _children(draw)
-    if edge.child.is_link:
+    """Parents that have children of one kind and of another, or of one but not of the other.
+
+    The two kinds are rows of one table that meet different conditions, or rows of two tables.
+    """
+    (edge, many), (other, others) = _children(draw), _children(draw)
+    shown = _names(edge, draw, draw.one((1, 1, 2)))
+    slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural, "child": edge.child.singular}
+    ends, kind = (edge, other), "two"
+    where: list[tuple[str, ...]] = [(), ()]
+    sorts: tuple[str, ...] = ()
+    if edge.parent is other.parent and many != others:
+        slots |= {"first": many, "second": others}
+    elif edge.child.is_link:
         raise NoFit
-    column = draw.column(edge.child, Meaning.CATEGORY, Meaning.DATE, Meaning.LEVEL, nullable=False)
-    first, second = conditions.draw(draw.rng, column), conditions.draw(draw.rng, column)
-    shown = _names(edge, draw)
-    if (
-        first.sql == second.sql
-        or not {first.sort, second.sort} <= {"equal", "year", "compare"}
-        or not any(c.is_unique for c in shown)
-    ):
-        raise NoFit
-    select = tuple(c.ref for c in shown)
-    left, right = (Query(select, edge.child.name, (edge.join,), (found.sql,)) for found in (first, second))
-    inner = [Query((edge.column.ref,), edge.child.name, where=(found.sql,)).sql for found in (first, second)]
-    operator, also, wording = draw.one((("INTERSECT", "IN", "children_both"), ("EXCEPT", "NOT IN", "children_but")))
-    where = (f"{edge.target.ref} IN ({inner[0]})", f"{edge.target.ref} {also} ({inner[1]})")
-    twin = Query(select, edge.parent.name, where=where)
-    slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural, "child": edge.child.singular,
-             "np": many, "first": first.noun, "second": second.noun}  # fmt: skip
-    return Draft(replace(left, then=(operator, right)), slots, (first.sort, second.sort), wording, twin.sql)
+    else:
+        column = draw.column(edge.child, Meaning.CATEGORY, Meaning.DATE, Meaning.LEVEL, nullable=False)
+        first, second = conditions.draw(draw.rng, column), conditions.draw(draw.rng, column)
+        sorts = (first.sort, second.sort)
+        if first.sql == second.sql or not set(sorts) <= {"equal", "year", "compare"}:
+            raise NoFit
+        ends, kind, where = (edge, edge), "children", [(first.sql,), (second.sql,)]
+        slots |= {"np": many, "first": first.noun, "second": second.noun}
+    left, right = (Query(refs(shown), e.child.name, (e.join,), w) for e, w in zip(ends, where, strict=True))
+    inner = [Query((e.column.ref,), e.child.name, where=w).sql for e, w in zip(ends, where, strict=True)]
+    operator, also, wording = draw.one((("INTERSECT", "IN", "both"), ("EXCEPT", "NOT IN", "but")))
+    tests = (f"{edge.target.ref} IN ({inner[0]})", f"{ends[1].target.ref} {also} ({inner[1]})")
+    twin = Query(refs(shown), edge.parent.name, where=tests)
+    return Draft(replace(left, then=(operator, right)), slots, sorts, f"{kind}_{wording}", twin.sql)
 
 
-RELATIONS = (
-    Form("joined_list", _joined_list, 4),
-    Form("parents_of", _parents_of, 3),
-    Form("without", _without, 3),
-    Form("each_parent", _each_parent, 3),
-    Form("top_parent", _top_parent, 4),
-    Form("having_parent", _having_parent, 3),
-    Form("parent_of_top", _parent_of_top, 2),
-    Form("through", _through, 3),
-    Form("both_children", _both_children, 2),
-)
+RELATIONS = (_joined_list, _parents_of, _without, _each_parent, _top_parent, _having_parent, _parent_of_top, _through,
+             _both_children)  # fmt: skip

@@ -85,12 +85,18 @@ class Column:
     def measured(self, rng: random.Random) -> str:
         """What its values are called: "price", "number of cylinders"."""
         called = rng.choice(self.words)
-        counts = self.is_number and words.is_plural(called) and not set(called.split()) & {"sales", "earnings"}
+        several = words.is_plural(called) or re.fullmatch(r"\w+ed", called)
+        counts = self.is_number and several and not set(called.split()) & words.LISTS["uncountable"]
         return f"number of {called}" if counts else called
 
     @property
     def is_number(self) -> bool:
         return self.meaning in (Meaning.QUANTITY, Meaning.LEVEL)
+
+    @property
+    def is_clock(self) -> bool:
+        """Whether it holds a date as a number that tells a reader nothing."""
+        return self.stored in (Stored.SECONDS, Stored.MILLISECONDS)
 
     @property
     def can_be_ordered(self) -> bool:
@@ -182,26 +188,31 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
         facts = list(zip(counts[::2], counts[1::2], strict=True))
     drop = len(words.common_prefix([column.name for column in declared.columns]))
     keys = [column for column in declared.columns if column.primary_key]
+    named = [_spoken(words.tokens(column.name)[drop:], one) or column.name for column in declared.columns]
     columns = []
     for place, column in enumerate(declared.columns):
         cells = [row[place] for row in sample]
         values = tuple(cell for cell in cells if cell is not None)
         counted = facts[place] if facts else (len(values), len(set(map(repr, values))))
         total = rows if facts else len(cells)
-        parts = words.tokens(column.name)[drop:]
-        spoken = words.spoken(parts) or column.name
-        spoken = (
-            f"{spoken} value" if spoken in ("highest", "lowest", "average", "open", "high", "low", "close") else spoken
-        )
-        spoken = f"{one} name" if spoken == one else spoken
-        spoken = f"{one} {spoken}" if spoken in ("ID", "code", "number") else spoken
+        spoken = named[place].removeprefix(f"{one} ")  # "name" for the "country name" of a country
+        spoken = named[place] if spoken in named or spoken == one else spoken
         inferred = Column(
             declared.name, column.name, Meaning.IGNORED, (spoken,), values,
             has_null=counted[0] < total, is_unique=[column] == keys or (0 < total == counted[1]),
         )  # fmt: skip
-        inferred = _inferred(inferred, parts, [column] == keys)
+        inferred = _inferred(inferred, words.tokens(column.name)[drop:], [column] == keys)
         columns.append(_hinted(inferred, hint.get("columns", {}).get(column.name, {})))
     return Table(declared.name, one, many, rows, tuple(columns), synonyms=tuple(hint.get("synonyms", ())))
+
+
+def _spoken(parts: Sequence[str], row: str) -> str:
+    """A column's tokens in words; a short form of what the row is called is written out: "cont ID" of a continent."""
+    short = parts and " " not in row and len(parts[0]) > 2 and row.startswith(parts[0])
+    said = words.spoken([row, *parts[1:]] if short else parts)
+    if said in ("highest", "lowest", "average", "open", "high", "low", "close"):
+        return f"{said} value"
+    return f"{row} name" if said == row else said
 
 
 _DATES = (
@@ -262,6 +273,7 @@ def _inferred(column: Column, parts: Sequence[str], is_key: bool) -> Column:
     ):
         adds = bool(named & words.LISTS["adds_up"]) and not named & words.LISTS["levels"]
         head, _, unit = column.words[0].rpartition(" ")
+        unit = "millions" if unit == "m" and words.is_plural(head) else unit
         called = (f"{head} in {unit}",) if head and unit in words.LISTS["units"] else column.words
         return replace(column, meaning=Meaning.QUANTITY if adds else Meaning.LEVEL, as_text=is_text, words=called)
     longest = max(map(len, texts))
@@ -425,6 +437,8 @@ def _titled(table: Table) -> Table:
             table = replace(table, columns=tuple(named if c.name == best.name else c for c in table.columns))
             best = named
     title = best or table.key
+    if best and not best.is_unique and best.words[0] == "name" and not table.key:  # many rows for one category
+        table = replace(table, singular=f"{table.singular} entry", plural=f"{table.singular} entries")
     return replace(table, title=(title,) if title else ())
 
 

@@ -109,7 +109,9 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 
 
 def a(words: str) -> str:
-    """ "a premium", "an age", "ID" counting as a vowel."""
+    """ "a premium", "an age", "earnings"; "ID" counts as a vowel."""
+    if words.rpartition(" ")[2] in LISTS["uncountable"]:
+        return words
     return f"{'an' if re.match(r'[aeiouAEIO](?!ni|ne|se)', words) else 'a'} {words}"
 
 

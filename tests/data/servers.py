@@ -1,7 +1,7 @@
-"""Database servers of a test's own: programs that are installed, on the loopback address, with all their files in one folder.
+"""Database servers of a test's own: installed programs, on the loopback address, with all their files in one folder.
 
-An address in FIRSTCALL_TEST_POSTGRESQL or FIRSTCALL_TEST_MYSQL is taken instead, with a role that may create roles and tables
-in an empty database of its own, like mysql://admin:secret@127.0.0.1:3306/scratch.
+An address in FIRSTCALL_TEST_POSTGRESQL or FIRSTCALL_TEST_MYSQL is taken instead. Its role must be allowed to create
+roles and tables in an empty database of its own, like mysql://admin:secret@127.0.0.1:3306/scratch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Snapshots of live databases, here of SQLite and DuckDB files, which need the packages of requirements/live.txt alone."""
+"""Snapshots of live databases, here of SQLite and DuckDB files, which need only requirements/live.txt."""
 
 from __future__ import annotations
 

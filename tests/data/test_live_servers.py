@@ -1,4 +1,4 @@
-"""Snapshots from real servers, by a role that may only read. Each test skips where its server is not installed or given."""
+"""Snapshots from real servers, by a role that may only read. Each test skips where its server is missing."""
 
 from __future__ import annotations
 
@@ -121,14 +121,14 @@ ODD_TABLES = [
     "DROP TABLE IF EXISTS odd, `order`, vacant",
     "CREATE TABLE `order` (`group` INT UNSIGNED, `key` SMALLINT, `select` TEXT, PRIMARY KEY (`group`, `key`))",
     """CREATE TABLE odd (id BIGINT UNSIGNED PRIMARY KEY, flag TINYINT(1), bits BIT(10), size ENUM('s', 'm'),
-       tags SET('red', 'blue'), price DECIMAL(12, 2) UNSIGNED, took TIME, fine TIME(3), seen DATETIME, day DATE, made YEAR,
-       raw BLOB, word VARCHAR(20), doubled INT AS (flag * 2) VIRTUAL, `group` INT UNSIGNED, `key` SMALLINT,
+       tags SET('red', 'blue'), price DECIMAL(12, 2) UNSIGNED, took TIME, fine TIME(3), seen DATETIME, day DATE,
+       made YEAR, raw BLOB, word VARCHAR(20), doubled INT AS (flag * 2) VIRTUAL, `group` INT UNSIGNED, `key` SMALLINT,
        FOREIGN KEY (`group`, `key`) REFERENCES `order` (`group`, `key`)) CHARACTER SET utf8mb4""",
     "CREATE TABLE vacant (id INT)",
     "INSERT INTO `order` VALUES (1, 2, 'where')",
     """INSERT INTO odd (id, flag, bits, size, tags, price, took, fine, seen, day, made, raw, word, `group`, `key`)
-       VALUES (18446744073709551615, 1, 513, 'm', 'blue,red', 2.50, '25:06:17', '-00:00:01.5', 0, '2024-00-15', 2024, x'00ff',
-               'Zoë 😀', 1, 2)""",
+       VALUES (18446744073709551615, 1, 513, 'm', 'blue,red', 2.50, '25:06:17', '-00:00:01.5', 0, '2024-00-15', 2024,
+               x'00ff', 'Zoë 😀', 1, 2)""",
     "INSERT INTO odd (id) VALUES (7)",
 ]
 
@@ -139,8 +139,8 @@ def test_what_only_mysql_has_arrives_as_it_shows_it(mysql: tuple[str, str], tmp_
     copy = Database(snapshot(reader, tmp_path, ["odd", "order", "vacant"]), LIMITS)
     assert copy.execute("SELECT * FROM odd ORDER BY id").rows == (
         (7, *[None] * 15),
-        (float(2**64), 1, 513, "m", "red,blue", 2.5, "25:06:17", "-00:00:01.500000", "0000-00-00 00:00:00", "2024-00-15",
-         2024, b"\x00\xff", "Zoë 😀", 2, 1, 2),
+        (float(2**64), 1, 513, "m", "red,blue", 2.5, "25:06:17", "-00:00:01.500000", "0000-00-00 00:00:00",
+         "2024-00-15", 2024, b"\x00\xff", "Zoë 😀", 2, 1, 2),
     )  # fmt: skip
     assert copy.execute('SELECT "select" FROM "order" JOIN odd USING ("group", "key")').rows == (("where",),)
     assert copy.execute("SELECT count(*) FROM vacant").rows == ((0,),)
@@ -150,8 +150,10 @@ def test_what_only_mysql_has_arrives_as_it_shows_it(mysql: tuple[str, str], tmp_
 def test_golds_that_only_mysql_runs_are_named(
     mysql: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    rows: list[dict[str, Any]] = [{"question": "How many?", "sql": "SELECT count(*) FROM kinds"},
-                                  {"question": "When?", "sql": "SELECT DATE_FORMAT(seen, '%Y') FROM kinds"}]  # fmt: skip
+    rows: list[dict[str, Any]] = [
+        {"question": "How many?", "sql": "SELECT count(*) FROM kinds"},
+        {"question": "When?", "sql": "SELECT DATE_FORMAT(seen, '%Y') FROM kinds"},
+    ]
     file = tmp_path / "questions.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     importing.main([str(file), "--databases", mysql[1], "--config", str(ROOT / "pipeline.yaml"), "--check"])

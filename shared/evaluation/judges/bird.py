@@ -1,10 +1,12 @@
 """BIRD's execution accuracy and soft F1.
 
-Source: evaluation_ex.py, evaluation_f1.py and evaluation_utils.py of bird-bench/mini_dev. Both queries run unchanged on
-one connection, the prediction first, so what it deletes is missing from the gold's result too. Execution accuracy
-compares the sets of rows: duplicates and the order of rows are ignored, the order of columns matters, cells are
-compared exactly. Soft F1 drops duplicates, pairs the rows of both results by position and counts the cells they share. Whatever
-fails, text that is not UTF-8 included, is worth 0; so is a pair of queries that takes longer than the time limit.
+Source: evaluation_ex.py, evaluation_f1.py and evaluation_utils.py of bird-bench/mini_dev.
+
+- Both queries run unchanged on one connection, the prediction first. What it deletes is missing from the gold's result.
+- Execution accuracy compares sets of rows: duplicates and row order are ignored, column order matters, cells are
+  compared exactly.
+- Soft F1 drops duplicates, pairs the rows of both results by position and counts the cells that they share.
+- A query that fails is worth 0, as is text that is not UTF-8, or a pair that exceeds the time limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The questions of any database: answerable, varied, repeatable, and readable by the pipeline."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -11,7 +12,8 @@ import pytest
 
 from data.questions import load
 from data.sql_form import gold_key, question_key
-from data.synthesis.generate import ALL_FORMS, WORDINGS, Taken, generate
+from data.synthesis.compose import Draw
+from data.synthesis.generate import ALL_FORMS, FAMILIES, WORDINGS, Taken, ask, drafts_of, generate
 from data.synthesis.schema import Understanding
 from shared.records import Question
 from shared.sql.database import Database
@@ -51,9 +53,22 @@ def test_questions_are_sentences(questions: list[Question]) -> None:
         assert "⟦" not in question.gold_sql
 
 
-def test_every_form_has_a_name_of_its_own_and_every_wording_has_alternatives() -> None:
-    assert len({form.name for form in ALL_FORMS}) == len(ALL_FORMS)
+def test_every_wording_has_alternatives_and_belongs_to_a_form() -> None:
     assert all(len(set(alternatives)) >= 4 for alternatives in WORDINGS.values())
+    assert {family.removesuffix(" joined") for families in FAMILIES.values() for family in families} == {
+        *ALL_FORMS, "average",
+    }  # fmt: skip
+
+
+def test_one_wording_has_one_gold_form(strange: Database, about: Understanding) -> None:
+    """A question of `top` with "maximum" compares with it, any other sorts; absence is NOT IN, "except" is EXCEPT."""
+    draw = Draw(random.Random(0), about)
+    for level, family in (("hard", "without"), ("medium", "top"), ("hard", "top"), ("medium", "parents_of")):
+        for draft in drafts_of(draw, level, family):  # type: ignore[arg-type]
+            sql, question = draft.query.sql, ask(draft, draw.rng)
+            assert ("EXCEPT" in sql) == ("except" in question)
+            assert (" = (SELECT M" in sql) == ("the maximum" in question or "the minimum" in question)
+            assert family != "parents_of" or "SELECT DISTINCT" in sql or "COUNT(DISTINCT" in sql
 
 
 def test_the_same_seed_gives_the_same_questions_and_another_seed_others(

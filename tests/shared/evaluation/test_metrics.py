@@ -131,7 +131,8 @@ def test_wandb_without_a_key_is_the_users_problem(tmp_path: Path, monkeypatch: p
 
 def test_logging_and_rewards_need_no_torch(tmp_path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; import shared.reward.reward, shared.agent.tools; from shared.runs.metrics_log import MetricsLog\n"
+        "import sys; from pathlib import Path; import shared.reward.reward, shared.agent.tools\n"
+        "from shared.runs.metrics_log import MetricsLog\n"
         "MetricsLog(Path(sys.argv[1]), tensorboard=True, wandb=False).log(1, {'x': 1.0})\n"
         "print(sorted({'torch', 'transformers', 'ray', 'vllm', 'tensorflow'} & set(sys.modules)))"
     )
