@@ -115,7 +115,7 @@ def _grouped(draw: Draw) -> tuple[Table, Column, str, Query, Phrase]:
             words = f"{edge.role} {words}"
         if column.meaning is Meaning.NAME:
             words = draw.one((edge.role, words))
-        phrase = Phrase(draw.many(table), table, joins=(edge.join,))
+        phrase = replace(draw.phrase(table, "plain plain plain own"), joins=(edge.join,))
     else:
         column = draw.column(table, Meaning.CATEGORY, nullable=False)
         words, phrase = draw.one(column.words), draw.phrase(table, "plain plain plain own", (column,))
