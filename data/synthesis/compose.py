@@ -207,7 +207,7 @@ class Draw:
             return Phrase(_with(many, first, self.rng), table, (first.sql,), (), (first.sort,), (one,))
         second, other = self.condition(table, (one, *without))
         sorts, columns = (first.sort, second.sort), (one, other)
-        if self.chance(0.2):
+        if self.chance(0.3):
             words = f"{many} with {first.noun} or with {second.noun}"
             return Phrase(words, table, (f"({first.sql} OR {second.sql})",), (), sorts, columns)
         if second.being:

@@ -104,7 +104,7 @@ def _grouped(draw: Draw) -> tuple[Table, Column, str, Query, Phrase]:
     The column is most often one of the table's own, else one of a row it refers to.
     """
     table = draw.table()
-    edges = draw.up(table)
+    edges = [edge for edge in draw.up(table) if not edge.column.is_unique]
     if edges and draw.chance(0.4):
         edge = draw.one(edges)
         column = draw.column(edge.parent, Meaning.CATEGORY, Meaning.CATEGORY, Meaning.NAME, nullable=False)

@@ -127,7 +127,9 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
     query = Query(refs(shown), edge.child.name, (edge.join,), where, group=(edge.target.ref,))
     np = f"{many} with {found.noun}" if found else many
     slots = {"columns": called(draw, shown, several), "one": edge.parent.singular, "parents": edge.parent.plural,
-             "np": np, "tail": "", "measure": f"number of {np}"}  # fmt: skip
+             "np": np, "tail": "", "best": f"most {np}"}  # fmt: skip
+    such = f"such {many}" if found else many
+    slots["measure"] = f"number of {such}"
     numbers = [c for c in edge.child.columns if c.is_number and not c.has_null]
     if not numbers or draw.chance(0.6):
         return query, slots, edge, "COUNT(*)"
@@ -136,8 +138,10 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
     words = column.measured(draw.rng)
     if words.startswith("total" if adds else "average"):
         raise NoFit
-    of = "" if not found and edge.child.singular in words else f" of {np}"
-    slots["measure"] = f"{'total' if adds else 'average'} {words}{of}"
+    slots["measure"] = f"{'total' if adds else 'average'} {words}"
+    slots["best"] = f"highest {slots['measure']} of {np}"
+    if found or edge.child.singular not in words:
+        slots["measure"] += f" of {such}"
     return query, slots, edge, f"{'SUM' if adds else 'AVG'}({column.number})"
 
 
@@ -152,7 +156,6 @@ def _each_parent(draw: Draw) -> Draft:
 def _top_parent(draw: Draw) -> Draft:
     count = draw.one((1, 1, 1, 2, 3))
     query, slots, _, measure = _per_parent(draw, several=count > 1)
-    slots["best"] = f"most {slots['np']}" if measure == "COUNT(*)" else f"highest {slots['measure']}"
     query = replace(query, order=measure, descending=True, limit=count)
     if draw.chance(0.25):
         query = replace(query, select=(*query.select, measure))
@@ -162,12 +165,14 @@ def _top_parent(draw: Draw) -> Draft:
 
 
 def _having_parent(draw: Draw) -> Draft:
-    query, slots, edge, _ = _per_parent(draw, several=True)
+    query, slots, edge, measure = _per_parent(draw, several=True)
+    if measure != "COUNT(*)":
+        raise NoFit
     share = max(1, edge.child.rows // max(1, edge.parent.rows))
     tail, slots["number"] = counted(max(share, 2), 2 * share + 1, draw, few=False)
     if draw.chance(0.2):
         query = replace(query, select=(*query.select, "COUNT(*)"))
-        slots["tail"] = f" and the number of {slots['np']}"
+        slots["tail"] = f" and the {slots['measure']}"
     return Draft(replace(query, having=f"COUNT(*) {tail}"), slots)
 
 
