@@ -330,7 +330,7 @@ def test_every_command_of_the_readme_is_understood(
     assert status == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["shared.evaluation.analyse", "shared.report", "stage2_grpo"])
+@pytest.mark.parametrize("module", ["shared.report", "stage2_grpo"])
 def test_a_command_starts_in_a_python_of_its_own(module: str) -> None:
     """Those that no other test starts: the dry runs above find all modules imported."""
     ended = subprocess.run([sys.executable, "-m", module, "--help"], cwd=REPO, capture_output=True, text=True)
