@@ -1,7 +1,7 @@
 """`python -m data import`: report on a data set and bring it into the layout that the pipeline reads.
 
     python -m data import SOURCE --check                  print the data report and write nothing
-    python -m data import SOURCE --out FOLDER             also write a folder in Spider layout for data.spider_dir,
+    python -m data import SOURCE --out FOLDER             also write a folder in Spider layout for data.sources,
                                                           with questions.jsonl for `python -m shared.evaluation`
     python -m data import SOURCE --databases ADDRESS …    questions on a live database, which is copied (data/live.py)
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> None:
         "--dialect",
         help="SQL dialect of the golds, such as mysql; they are translated to SQLite (default: the address's)",
     )
-    parser.add_argument("--out", type=_path, help="folder to write, for data.spider_dir")
+    parser.add_argument("--out", type=_path, help="folder to write, for data.sources")
     parser.add_argument("--check", action="store_true", help="print the data report and write nothing")
     parser.add_argument(
         "--bad-rows", choices=("fail", "skip"), default="fail", help="for unusable rows (default: fail)"
@@ -137,7 +137,7 @@ def write(checked: Checked, folder: Path, *, skip: bool, reads: Sequence[Path] =
     partial = folder / "dev.json.partial"
     partial.write_text(json.dumps(rows, ensure_ascii=False, indent=1), encoding="utf-8")
     partial.replace(folder / "dev.json")
-    setting, asked = (shlex.quote(str(text)) for text in (f"data.spider_dir={folder}", folder / "questions.jsonl"))
+    setting, asked = (shlex.quote(str(text)) for text in (f"data.sources={folder}", folder / "questions.jsonl"))
     print(
         f"{len(rows)} questions written, {len(bad)} rows skipped; next, to train on them or to ask them:\n"
         f"    python run_pipeline.py --set {setting}\n"

@@ -1,21 +1,28 @@
-"""Turn the rows of a source into questions whose golds run: each database is opened once, each gold is run once."""
+"""Turn the rows of the sources into questions whose golds run.
+
+Each database is opened once and each gold is run once. Several sources become one data set: their questions get unique
+ids and their databases unique names. Files of one name and one content are one database.
+"""
 
 from __future__ import annotations
 
+import filecmp
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tqdm import tqdm
 
 from data.sources import BadRowError, Place, Source, SourceRow, find_source, read_rows
-from data.sql_form import is_explain, rate
-from shared.config.schema import SandboxConfig
+from data.sql_form import gold_key, is_explain, question_key, rate
+from data.synthesis.demo import demo_questions
+from shared.config.schema import Config, DataSource, SandboxConfig
 from shared.errors import UserError
-from shared.records import Question
+from shared.records import Question, write_jsonl
 from shared.sql.database import Database, QueryResult, SqlError
 
-EVIDENCE = "\nEvidence: "  # between a question and BIRD's hint for it
+_EVIDENCE = "\nEvidence: "  # between a question and BIRD's hint for it
+_LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 
 
 class Databases:
@@ -67,6 +74,7 @@ class Loaded:
     questions: list[Question] = field(default_factory=list)
     bad_rows: list[tuple[Place, str]] = field(default_factory=list)
     empty_golds: int = 0  # golds that run but return no row; they are kept
+    origins: dict[str, DataSource] = field(default_factory=dict)  # question id -> source; filled by load_sources
 
 
 def load(path: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
@@ -96,18 +104,82 @@ def load(path: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
     return loaded
 
 
+def load_sources(config: Config, folder: Path) -> Loaded:
+    """The questions of all data.sources but those to avoid; skipped rows are listed in `folder`/skipped.jsonl.
+
+    The demo databases are made in `folder`/databases. Raises UserError for a bad row (data.bad_rows=fail) and for a
+    source without any usable question.
+    """
+    whole, skipped = Loaded(), []
+    for number, source in enumerate(config.data.sources, start=1):
+        if source.use == "avoid":
+            continue
+        if source.path == "demo":
+            part = Loaded(demo_questions(config, folder.resolve() / "databases"))
+        else:
+            part = load(Path(source.path), config.sandbox, skip_bad_rows=config.data.bad_rows == "skip")
+        for place, reason in part.bad_rows:
+            skipped.append({"source": source.path, "file": place.file, "row": place.line, "reason": reason})
+            if len(skipped) <= _LISTED:
+                print(f"skipped {place}: {reason}")
+        if not part.questions:
+            raise UserError(f"{source.path} holds no usable question; correct its rows.")
+        for question in part.questions:
+            unique = f"{number}-{question.id}" if question.id in whole.origins else question.id
+            whole.questions.append(replace(question, id=unique))
+            whole.origins[unique] = source
+        whole.bad_rows += part.bad_rows
+        whole.empty_golds += part.empty_golds
+    if skipped:
+        write_jsonl(folder / "skipped.jsonl", skipped)
+    if len(skipped) > _LISTED:
+        print(f"skipped {len(skipped) - _LISTED} more, see {folder / 'skipped.jsonl'}")
+    names = database_names(Path(question.database) for question in whole.questions)
+    files = {name: str(file) for file, name in reversed(names.items())}  # of equal files the first
+    for place_of, question in enumerate(whole.questions):
+        name = names[Path(question.database)]
+        whole.questions[place_of] = replace(question, db_id=name, database=files[name])
+    return whole
+
+
+def avoided_keys(config: Config) -> set[tuple[str, str]]:
+    """The `keys` of all questions in the sources to avoid, which need no databases."""
+    keys: set[tuple[str, str]] = set()
+    for source in config.data.sources:
+        if source.use != "avoid":
+            continue
+        found = [*read_rows(find_source(Path(source.path)))]
+        rows = [row for _, row in found if isinstance(row, SourceRow)]
+        if not rows:
+            why = f", the first ({found[0][0]}) because {found[0][1]}" if found else ""
+            raise UserError(f"Setting data.sources: no question can be read from {source.path}{why}.")
+        keys |= {
+            key for row in rows for key in (("question", question_key(row.question)), ("gold", gold_key(row.gold_sql)))
+        }
+    return keys
+
+
+def keys(question: Question) -> tuple[tuple[str, str], tuple[str, str]]:
+    """What no two splits may share: the question's text without evidence, and its gold, both in normal form."""
+    text = question.question.split(_EVIDENCE)[0]
+    return ("question", question_key(text)), ("gold", gold_key(question.gold_sql))
+
+
 def question_of(row: SourceRow, db_id: str, database: Path) -> Question:
     """The question of a usable row; its id is made of the file's stem and the row's number."""
-    text = row.question + (EVIDENCE + row.evidence if row.evidence else "")
+    text = row.question + (_EVIDENCE + row.evidence if row.evidence else "")
     identity = f"{Path(row.place.file).stem}-{row.place.line:05d}"
     return Question(identity, db_id, text, row.gold_sql, str(database), row.difficulty or rate(row.gold_sql), "spider")
 
 
 def database_names(files: Iterable[Path]) -> dict[Path, str]:
-    """A name for each database file: its stem, with a number where several files share it."""
+    """A name for each database file: its stem, with a number where files of other content share it."""
     names: dict[Path, str] = {}
     for file in files:
-        if file not in names:
-            twins = sum(other.stem == file.stem for other in names)
-            names[file] = file.stem + (f"_{twins + 1}" if twins else "")
+        if file in names:
+            continue
+        twins = [other for other in names if other.stem == file.stem]
+        equal = (names[other] for other in twins if filecmp.cmp(other, file, shallow=False))
+        taken = len({names[other] for other in twins})
+        names[file] = next(equal, file.stem + (f"_{taken + 1}" if twins else ""))
     return names

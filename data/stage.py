@@ -10,21 +10,18 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data.questions import EVIDENCE, Loaded, load
-from data.sources import SourceRow, find_source, read_rows
+from data.questions import avoided_keys, load_sources
+from data.sources import find_source
 from data.splits import Splits, leakage_check, make_splits
-from data.sql_form import gold_key, question_key
-from data.synthesis.demo import demo_questions
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.records import Question, portable, read_questions, write_jsonl
+from shared.records import portable, read_questions, write_jsonl
 from shared.reward.perturbed_copies import make_copies
 from shared.runs.manifest import RunDirectory, attempt, fingerprint, finish_stage, finished
 from shared.runs.output_paths import refuse_overwriting
 
 VERSION = 7  # raise when the same settings give other data
 _SPLITS = ("train", "val", "test")
-_LISTED = 20  # skipped rows printed; all of them are in skipped.jsonl
 
 
 def run(config: Config, run: RunDirectory) -> Path:
@@ -35,8 +32,7 @@ def run(config: Config, run: RunDirectory) -> Path:
         print(f"data: already prepared in {run.data}")
     else:
         started = time.monotonic()
-        if config.data.spider_dir is not None:
-            refuse_overwriting([run.data], [Path(config.data.spider_dir)])
+        refuse_overwriting([run.data], [Path(source.path) for source in config.data.sources if source.path != "demo"])
         with attempt(run.data, mark):
             counts = prepare(config, run.data)
         outputs = {split: str(run.data / f"{split}.jsonl") for split in _SPLITS}
@@ -52,11 +48,11 @@ def run(config: Config, run: RunDirectory) -> Path:
 
 def plan(config: Config, run: RunDirectory) -> list[str]:
     """What `run` would do, as lines to print; changes nothing."""
-    source = _source(config)
     state = "already prepared" if finished(run.data, _fingerprint(config, run)) else "to be prepared"
     demo = f"demo databases, {config.data.questions_per_database} questions each"
-    files = [f"  writes {run.data / split}.jsonl" for split in _SPLITS]
-    return [f"data: {state}", f"  source: {source or demo}", *files]
+    sources = [(demo if source.path == "demo" else source.path, source.use) for source in config.data.sources]
+    named = [f"  source: {name}{'' if use == 'split' else f' ({use})'}" for name, use in sources]
+    return [f"data: {state}", *named, *(f"  writes {run.data / split}.jsonl" for split in _SPLITS)]
 
 
 def prepare(config: Config, folder: Path) -> dict[str, Any]:
@@ -67,27 +63,25 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
     settings that leave a split empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    source = _source(config)
-    if source is None:
-        loaded = Loaded(demo_questions(config, folder.resolve() / "databases"))
-    else:
-        loaded = _read(config, source, folder)
+    avoided = avoided_keys(config)
+    loaded = load_sources(config, folder)
     sizes = {question.db_id: Path(question.database).stat().st_size for question in loaded.questions}
-    splits = make_splits(loaded.questions, config.data, config.seed, sizes)
-    if len(splits.unseen) < config.data.unseen_databases:
+    splits = make_splits(loaded.questions, config.data, config.seed, sizes, loaded.origins, avoided)
+    wanted = config.data.unseen_databases
+    if isinstance(wanted, int) and len(splits.unseen) < wanted:
         print(
             f"{len(splits.unseen)} of {len(sizes)} databases held out for tests instead of data.unseen_databases="
-            f"{config.data.unseen_databases}: at most a third of the databases and of the questions",
+            f"{wanted}: at most a third of the databases and of the questions, none of a source with use: train",
             flush=True,
         )
     leakage_check(splits.train, splits.val, splits.test)
-    counts = {"decontaminated": _decontaminate(splits, config)}
     if config.data.copies:
         _add_copies(splits, folder.resolve() / "copies", config)
     for name, questions in splits.items():
         file = folder / f"{name}.jsonl"
         write_jsonl(file, [portable(question, file, folder) for question in questions])
-    return counts | {
+    return {
+        "decontaminated": splits.removed,
         "questions": {name: len(questions) for name, questions in splits.items()},
         "difficulty": _by(splits, "difficulty"),
         "databases": _by(splits, "db_id"),
@@ -96,45 +90,6 @@ def prepare(config: Config, folder: Path) -> dict[str, Any]:
         "skipped": len(loaded.bad_rows),
         "empty_golds": loaded.empty_golds,
     }
-
-
-def _read(config: Config, source: Path, folder: Path) -> Loaded:
-    """The usable questions of a data set; bad rows are listed in `folder`/skipped.jsonl."""
-    loaded = load(source, config.sandbox, skip_bad_rows=config.data.bad_rows == "skip")
-    skipped = [{"file": place.file, "row": place.line, "reason": reason} for place, reason in loaded.bad_rows]
-    if skipped:
-        write_jsonl(folder / "skipped.jsonl", skipped)
-    for place, reason in loaded.bad_rows[:_LISTED]:
-        print(f"skipped {place}: {reason}")
-    if len(skipped) > _LISTED:
-        print(f"skipped {len(skipped) - _LISTED} more, see {folder / 'skipped.jsonl'}")
-    if not loaded.questions:
-        raise UserError(f"{source} holds no usable question; correct its rows.")
-    return loaded
-
-
-def _decontaminate(splits: Splits, config: Config) -> int:
-    """Remove the questions of an evaluation set from train and val, by question text or gold; returns how many."""
-    if config.data.avoid is None:
-        return 0
-    found = [*read_rows(find_source(Path(config.data.avoid)))]
-    rows = [row for _, row in found if isinstance(row, SourceRow)]
-    if not rows:
-        why = f", the first ({found[0][0]}) because {found[0][1]}" if found else ""
-        raise UserError(f"Setting data.avoid: no question can be read from {config.data.avoid}{why}.")
-    texts, golds = {question_key(row.question) for row in rows}, {gold_key(row.gold_sql) for row in rows}
-
-    def is_avoided(question: Question) -> bool:
-        return question_key(question.question.split(EVIDENCE)[0]) in texts or gold_key(question.gold_sql) in golds
-
-    before = len(splits.train) + len(splits.val)
-    for split in (splits.train, splits.val):
-        split[:] = [question for question in split if not is_avoided(question)]
-    if not splits.train:
-        raise UserError(
-            f"Setting data.avoid: {config.data.avoid} holds every training question; evaluate on other ones."
-        )
-    return before - len(splits.train) - len(splits.val)
 
 
 def _add_copies(splits: Splits, folder: Path, config: Config) -> None:
@@ -165,35 +120,26 @@ def table(counts: dict[str, Any]) -> str:
     kinds = [f"{number} on {kind.replace('_', ' ')}s" for kind, number in sorted(counts["split_kinds"].items())]
     lines.append(f"test: {', '.join(kinds)}; unseen: {', '.join(counts['unseen_databases']) or 'none'}")
     if counts["decontaminated"]:
-        lines.append(f"removed from train and val because data.avoid holds them too: {counts['decontaminated']}")
+        lines.append(f"left out because the test or a source to avoid holds them too: {counts['decontaminated']}")
     if counts["skipped"] or counts["empty_golds"]:
         lines.append(f"rows skipped: {counts['skipped']}; golds with an empty result (kept): {counts['empty_golds']}")
     return "\n".join(lines)
 
 
-def _source(config: Config) -> Path | None:
-    """The data set that data.spider_dir names; None for the demo databases."""
-    if config.data.spider_dir is None:
-        return None
-    source = Path(config.data.spider_dir)
-    if not source.exists():
-        raise UserError(
-            f"Setting data.spider_dir: there is no {source}; correct the path, set it to null for the demo databases, "
-            "or import a data set with `python -m data import` first."
-        )
-    return source
-
-
 def _fingerprint(config: Config, run: RunDirectory) -> str:
-    """The folder counts too: questions name their databases by absolute path."""
-    source, avoided = _source(config), {}
-    if config.data.avoid is not None:
-        if not Path(config.data.avoid).exists():
-            raise UserError(f"Setting data.avoid: there is no {config.data.avoid}; correct the path or set it to null.")
-        avoided = {f"avoid {file.name}": file for file in find_source(Path(config.data.avoid)).files}
-    return fingerprint(
-        version=VERSION,
-        settings=config.part_of("data"),
-        **({"source": source} if source else {}),
-        **avoided,
-    )
+    """The folders count too: questions name their databases by absolute path."""
+    parts: dict[str, Path] = {}
+    for source in config.data.sources:
+        path = Path(source.path)
+        if source.path == "demo":
+            continue
+        if not path.exists():
+            raise UserError(
+                f"Setting data.sources: there is no {path}; correct the path, write demo for the demo databases, or "
+                "import a data set with `python -m data import` first."
+            )
+        if source.use == "avoid":  # its databases are not read
+            parts |= {f"{path}: {file.name}": file for file in find_source(path).files}
+        else:
+            parts[f"source {path}"] = path
+    return fingerprint(version=VERSION, settings=config.part_of("data"), **parts)

@@ -4,7 +4,11 @@ import sys
 
 from shared.errors import UserError, explain
 
-_MOVED = {"shared.evaluate": "shared.evaluation", "shared.analyse": "shared.evaluation.analyse"}
+_MOVED = {
+    "shared.evaluate": "shared.evaluation",
+    "shared.analyse": "shared.report --rules",
+    "shared.evaluation.analyse": "shared.report --rules",
+}
 
 if sys.argv[:1] == ["-m"]:  # `python -m shared.NAME` imports that module next; this Python may lack its packages
     sys.excepthook = explain

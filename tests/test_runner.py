@@ -49,7 +49,7 @@ def spider(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def options(tmp_path: Path, spider: Path) -> list[str]:
-    settings = [f"runs_dir={tmp_path / 'runs'}", f"data.spider_dir={spider}", "data.unseen_databases=1"]
+    settings = [f"runs_dir={tmp_path / 'runs'}", f"data.sources={spider}", "data.unseen_databases=1"]
     return ["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", *(p for s in settings for p in ("--set", s))]
 
 
@@ -143,8 +143,8 @@ def test_from_forgets_that_stage_and_all_later_ones(options: list[str], director
 
 def test_from_moves_nothing_when_a_path_is_wrong(options: list[str], directory: RunDirectory, tmp_path: Path) -> None:
     run([*options, "--only", "data"])
-    with pytest.raises(UserError, match=r"data\.avoid: there is no .*typo"):
-        run([*options, "--from", "data", "--set", f"data.avoid={tmp_path / 'typo'}"])
+    with pytest.raises(UserError, match=r"data\.sources: there is no .*typo"):
+        run([*options, "--from", "data", "--set", f"data.sources=[demo, {{path: {tmp_path / 'typo'}, use: avoid}}]"])
     assert read_manifest(directory.data)
 
 
@@ -303,7 +303,7 @@ def test_every_command_of_the_readme_is_understood(
     """Each is carried out as a dry run; `check` would run this very test, `--help` must do for it."""
     words = shlex.split(line.replace("PATH_TO_FOLDER", str(spider)).replace("=imported", f"={spider}"))
     words = [str(spider / "database" / "shop_0" / "shop_0.sqlite") if word == "shop.sqlite" else word for word in words]
-    words = [word.replace("shop_questions", str(spider)) if "spider_dir" in word else word for word in words]
+    words = [word.replace("shop_questions", str(spider)) if "data.sources" in word else word for word in words]
     if words[0] in ("uv", "pip", "vllm"):  # programs of others: the files that they are given must exist
         assert all((REPO / word).exists() for word in words if word.startswith(("requirements/", "shared/")))
         return
@@ -318,7 +318,7 @@ def test_every_command_of_the_readme_is_understood(
         argv[argv.index("imported")] = str(tmp_path / "imported")
     if {"shared.evaluation", "gate", "concurrency"} & {*words}:
         run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set", f"runs_dir={tmp_path}",
-             "--set", f"data.spider_dir={spider}"])  # fmt: skip
+             "--set", f"data.sources={spider}"])  # fmt: skip
         (model := tmp_path / "model").mkdir()
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
             (model / file).touch()
@@ -330,7 +330,7 @@ def test_every_command_of_the_readme_is_understood(
     assert status == 0, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("module", ["shared.evaluation.analyse", "shared.report", "stage2_grpo"])
+@pytest.mark.parametrize("module", ["shared.report", "stage2_grpo"])
 def test_a_command_starts_in_a_python_of_its_own(module: str) -> None:
     """Those that no other test starts: the dry runs above find all modules imported."""
     ended = subprocess.run([sys.executable, "-m", module, "--help"], cwd=REPO, capture_output=True, text=True)

@@ -62,7 +62,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 def command(directory: RunDirectory) -> list[str]:
     settings = SETTINGS | {"runs_dir": directory.path.parent, "model": directory.path.parents[1] / "tiny"}
     if REAL_DATA.exists():
-        settings["data.spider_dir"] = REAL_DATA / "spider_sample"
+        settings["data.sources"] = REAL_DATA / "spider_sample"
     chosen = options(*(f"{key}={value}" for key, value in settings.items()))
     return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *chosen]
 

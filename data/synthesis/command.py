@@ -1,7 +1,7 @@
 """`python -m data synthesize`: questions and golds for a database that has none.
 
     python -m data synthesize --database FILE --check         what was understood, as a hints file to correct
-    python -m data synthesize --database FILE --out FOLDER    questions in Spider layout, for data.spider_dir
+    python -m data synthesize --database FILE --out FOLDER    questions in Spider layout, for data.sources
 
 Everything is read with the limits of the sandbox. The same database, hints and seed give the same questions.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from data.check import Checked
 from data.importing import refuse_existing, write
+from data.paraphrase import JOURNAL, check_address, paraphrase
 from data.sources import Place, SourceRow
 from data.synthesis.generate import SHARES, Taken, generate
 from data.synthesis.hints import read_hints, report
@@ -29,13 +30,18 @@ def main(arguments: Sequence[str]) -> None:
         "python -m data synthesize", "Make questions and golds for any SQLite database; see data/synthesis/command.py."
     )
     parser.add_argument("--database", type=Path, required=True, help="the SQLite file")
-    parser.add_argument("--out", type=Path, help="folder to write, for data.spider_dir")
+    parser.add_argument("--out", type=Path, help="folder to write, for data.sources")
     parser.add_argument("--questions", type=int, default=600, help="how many are wanted (default: 600)")
     parser.add_argument(
         "--check", action="store_true", help="print what was understood, as a hints file, and write nothing"
     )
     parser.add_argument("--hints", type=Path, help="corrections: a file like the one that --check prints")
+    parser.add_argument(
+        "--paraphrase", metavar="URL", help="endpoint that rewords the questions; see data/paraphrase.py"
+    )
     args = parser.parse_args(arguments)
+    if args.paraphrase is not None:
+        check_address(args.paraphrase)
     if args.check == (args.out is not None):
         raise UserError(
             "python -m data synthesize needs either --out FOLDER to write to or --check for the report alone."
@@ -59,6 +65,9 @@ def main(arguments: Sequence[str]) -> None:
         raise UserError(
             f"{args.database} yields no question; see what was understood with --check and correct it with --hints."
         )
+    if args.paraphrase:
+        questions, bill = paraphrase(questions, database, config, args.paraphrase, args.out / JOURNAL)
+        print(bill)
     rows = []
     for number, asked in enumerate(questions, start=1):
         place = Place(args.database.name, number)

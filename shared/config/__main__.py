@@ -56,7 +56,9 @@ def with_comments(text: str) -> str:
 
 def reference() -> str:
     """docs/settings.md as it should read."""
-    values = [load_config(SHIPPED, profile).model_dump() for profile in PROFILES]  # the first is the top level
+    values = [
+        load_config(SHIPPED, profile).model_dump(exclude_defaults=True) for profile in PROFILES
+    ]  # the first is the top level
     own = {name: field for name, field in Config.model_fields.items() if name not in _sections() and name != "profile"}
     parts = [_HEAD, _TABLE, *_rows(own, values, "", PartOf())]
     for name, field in _sections().items():
@@ -99,6 +101,8 @@ def _allowed(field: FieldInfo) -> str:
     bounds = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {:,}"}
     limits = [form.format(getattr(m, key)) for key, form in bounds.items() for m in field.metadata if hasattr(m, key)]
     null = [] if field.annotation in kinds else ["or `null`"]
+    if kinds[0] not in names:
+        return str((field.examples or [""])[0])
     return " ".join([names[kinds[0]], *([", ".join(limits)] if limits else []), *null])
 
 

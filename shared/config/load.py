@@ -27,6 +27,11 @@ _DERIVED = {
     "vllm.max_model_len": "agent.context_tokens",
 }
 """Settings of earlier versions, and what each follows from now."""
+_MOVED = {
+    "data.spider_dir": "data.sources=PATH",
+    "data.avoid": "a source: data.sources=[demo, {path: PATH, use: avoid}]",
+}
+"""Settings of earlier versions, and what is written instead of each."""
 _BOUNDS = {
     "greater_than": "it must be above {gt}",
     "greater_than_equal": "it must be at least {ge}",
@@ -111,12 +116,16 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     known = dict(Config.settings())
     if key in _DERIVED:
         raise UserError(f"--set {key}: it follows from {_DERIVED[key]}; set that.")
+    if key in _MOVED:
+        raise UserError(f"--set {key}: it is now {_MOVED[key]}.")
     if key not in known or key == "profile":
         raise UserError(f"--set {key}: there is no such setting{_nearest(key, known)}")
     try:
         value = yaml.load(text, _Loader)
     except _WRONG_YAML:
         value = text
+    if key == "data.sources" and not text.startswith("["):
+        value = text  # a path, whatever it looks like
     section, _, leaf = key.rpartition(".")
     target = values.get(section) if section else values
     if isinstance(target, dict):  # what else stands there is refused with the file
@@ -134,10 +143,16 @@ def _sentence(error: ErrorDetails) -> str:
     """One error of pydantic as a sentence that names the setting, its value and the fix."""
     key, kind, value = ".".join(map(str, error["loc"])), error["type"], error["input"]
     known = dict(Config.settings())
+    if owner := next((name for name in known if key.startswith(f"{name}.")), None):
+        entry = str(error["loc"][-1])
+        entry = f"{entry}: {value!r}" if entry.isidentifier() and kind != "missing" else f"{value!r}"
+        return f"Setting {owner} cannot hold {entry}; write {(known[owner].examples or [''])[0]}."
     if kind == "missing":
         return f"The config lacks {key}; copy it from the shipped pipeline.yaml."
     if key in _DERIVED:
         return f"Setting {key} follows from {_DERIVED[key]}; remove it from the config."
+    if key in _MOVED:
+        return f"Setting {key} is now {_MOVED[key]}; change the config."
     if kind == "extra_forbidden":
         section = key.rpartition(".")[0]
         return (
@@ -147,8 +162,8 @@ def _sentence(error: ErrorDetails) -> str:
         return f"Setting {key} must be a section with keys, not {value!r}."
     if value is None or (isinstance(value, str) and not value.strip()):
         return f"Setting {key} is empty; it needs a value."
-    if kind == "string_pattern_mismatch":
-        return f"Setting {key} is {value!r}; write {(known[key].examples or [''])[0]}."
+    if examples := known[key].examples:
+        return f"Setting {key} is {value!r}; write {examples[0]}."
     if kind == "literal_error":
         return f"Setting {key} is {value!r}; choose one of {', '.join(get_args(known[key].annotation))}."
     if kind in _BOUNDS:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
 from shared.config.device import device_of
@@ -54,40 +54,64 @@ class Section(BaseModel):
     def part_of(self, stage: Stage, inherited: PartOf = OPERATIONAL) -> dict[str, Any]:
         """The values of the settings that shape the result of `stage`, nested like the settings themselves."""
         part: dict[str, Any] = {}
+        plain = self.model_dump()
         for name, field in type(self).model_fields.items():
             mark = next((mark for mark in field.metadata if isinstance(mark, PartOf)), inherited)
             value = getattr(self, name)
             if isinstance(value, Section):
                 part |= {name: inner} if (inner := value.part_of(stage, mark)) else {}
             elif stage in mark.stages:
-                part[name] = value
+                part[name] = plain[name]
         return part
+
+
+class DataSource(Section):
+    """One source of questions."""
+
+    path: Text  # a folder or question file that `data import` reads, or "demo"
+    use: Literal["split", "train", "test", "avoid"] = "split"  # train: validation too; avoid: kept out of training
+    weight: float | None = Field(default=None, gt=0)  # relative share of the training questions; None = all of them
+
+
+def _listed(value: Any) -> Any:
+    """A lone text as the list that it stands for, and lists as tuples."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _as_sources(value: Any) -> Any:
+    listed = _listed(value)
+    return tuple({"path": each} if isinstance(each, str) else each for each in listed) if listed is not value else value
 
 
 class DataConfig(Section):
     """Databases and questions."""
 
-    spider_dir: OptionalText = Field(
-        description="folder in Spider or BIRD layout, or a question file; null = the built-in demo databases"
+    sources: Annotated[tuple[DataSource, ...], BeforeValidator(_as_sources)] = Field(
+        min_length=1,
+        examples=[
+            "a path, demo, or a list like [demo, {path: mine.csv, use: test, weight: 2}]; use: split, train, test, avoid"
+        ],
+        description="demo, or data sets that `data import` reads, each with its use and weight (docs/your-data.md)",
     )
     bad_rows: Literal["fail", "skip"] = Field(
         description="rows without gold, with failing gold or missing database: fail | skip (skipped rows are listed)"
-    )
-    avoid: OptionalText = Field(
-        description="evaluation questions (any source of `data import`) that training must not contain, by text or gold"
     )
     questions_per_database: Positive = Field(description="of the demo databases")
     copies: Count = Field(
         le=100, description="perturbed copies of each database on which a rewarded answer must also agree; 0 = none"
     )
-    unseen_databases: Count = Field(
-        description="databases kept out of training; at most a third of the databases and of the questions"
+    unseen_databases: Annotated[Count | tuple[Text, ...], BeforeValidator(_listed)] = Field(
+        examples=["a number or a list of names like [shop, school]"],
+        description="databases kept out of training: names, or a number (at most a third of databases and questions)",
     )
     test_share: Share = Field(description="share of the questions of each seen database")
     val_share: Share = Field(description="share of the questions of each seen database")
 
     @model_validator(mode="after")
     def _leave_training_questions(self) -> Self:
+        paths = [source.path for source in self.sources]
+        if twice := next((path for path in paths if paths.count(path) > 1), None):
+            raise UserError(f"Setting data.sources names {twice} twice; keep one of them.")
         if self.test_share + self.val_share >= 1:
             raise UserError(
                 "data.test_share and data.val_share leave no question to train on; their sum must be below 1."

@@ -17,7 +17,7 @@ from typing import Any
 from shared.agent.tools import call_key
 from shared.records import Episode, Question, StopReason
 
-_KINDS = ("split_kind", "difficulty", "form")  # fields of a question by which accuracy is told apart
+_KINDS = ("split_kind", "difficulty", "form", "db_id")  # fields of a question by which accuracy is told apart
 
 
 @dataclass(frozen=True)

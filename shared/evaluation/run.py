@@ -57,6 +57,7 @@ from shared.tool_calls.report import write_table
 
 QUESTION_FILE = "questions.jsonl"  # in an evaluation's folder: what was asked
 EPISODE_FILE = "episodes.jsonl"
+SAMPLE_FILE = "samples.json"  # with evaluate.samples > 1
 _REACH_SECONDS = 10.0
 _MAX_LOST_SHARE = 0.1  # of the episodes; beyond that the rest may no longer stand for all
 
@@ -167,7 +168,7 @@ def play_samples(questions: Sequence[Question], endpoint: Endpoint, config: Conf
     summaries = [asyncio.run(evaluate(questions, endpoint, config, each)) for each in folders]
     if count > 1:
         figures = sample_figures(questions, folders, config)
-        write_json(folder / "samples.json", figures)
+        write_json(folder / SAMPLE_FILE, figures)
         print(", ".join(f"{name} {value:.1%}" for name, value in figures.items() if isinstance(value, float)))
     return summaries[0]
 
@@ -261,6 +262,12 @@ def chosen_questions(config: Config, run: RunDirectory, file: Path | None = None
     return questions
 
 
+def questions_of(run: RunDirectory, name: str) -> list[Question]:
+    """The questions that a finished evaluation asked."""
+    asked = run.evaluation(name) / QUESTION_FILE
+    return list(read_questions(asked if asked.exists() else question_file(run, "test")))
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """The summary of a finished evaluation as plain values; raises UserError when there is none."""
     try:
@@ -284,16 +291,14 @@ def sample_folders(folder: Path, count: int) -> list[Path]:
     return [folder, *(folder / f"sample_{number}" for number in range(2, count + 1))]
 
 
+def correctness(folder: Path) -> dict[str, bool]:
+    """Whether each judged episode of an evaluation is right, by question id."""
+    return {one.question_id: one.reward.correct for one in read_episodes(folder / EPISODE_FILE) if one.reward}
+
+
 def outcomes(questions: Sequence[Question], folders: Sequence[Path]) -> dict[str, list[bool]]:
     """Which samples of a question are right, by question id; only questions that have all their samples."""
-    samples = [
-        {
-            episode.question_id: episode.reward.correct
-            for episode in read_episodes(folder / EPISODE_FILE)
-            if episode.reward
-        }
-        for folder in folders
-    ]
+    samples = list(map(correctness, folders))
     whole = [question.id for question in questions if all(question.id in sample for sample in samples)]
     return {name: [sample[name] for sample in samples] for name in whole}
 

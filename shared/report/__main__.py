@@ -1,19 +1,23 @@
-"""The report of a run: base, SFT and GRPO side by side, what changed beyond noise, and what it cost.
+"""The report of a run: its models side by side, what changed beyond noise, why episodes fail, and what it cost.
 
-    report/{report.json,report.md,report.html}
+    report/{report.json,report.md,report.html,traces.html}
 
 Everything is read from what the stages left on disk, so a report can be made again at any time and of an unfinished
-run. `python -m shared.report` makes it; with `--readme FILE` it also puts the results between the markers in that file.
-`--runs FOLDER …` prints several runs in one table instead.
+run. Every finished evaluation of the run is a model of the report. `--rules` judges them by Spider's and BIRD's rules
+too, and `--readme FILE` puts the results between the markers in that file. `--runs FOLDER …` prints several runs in
+one table instead.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -22,12 +26,15 @@ from shared.agent.prompts import prompts_of
 from shared.cli.command_line import common_parser, resolve, run_main
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.metrics import compare_pairs, interval, percent
-from shared.evaluation.run import EPISODE_FILE, chosen_questions, read_summary
-from shared.records import STOP_MEANING, Episode, JsonlTail, Question, read_episodes
-from shared.report.page import Table, page
+from shared.evaluation.failures import WAYS
+from shared.evaluation.metrics import Paired, compare_pairs, interval, percent
+from shared.evaluation.run import EPISODE_FILE, SAMPLE_FILE, correctness, read_summary
+from shared.records import STOP_MEANING, JsonlTail
+from shared.report.page import Table, page, points
+from shared.report.rules import rules_table
 from shared.report.runs_table import runs_table
-from shared.runs.manifest import RunDirectory, installed_versions, read_manifest, write_json
+from shared.report.traces import STEPS, Played, read_played, write_traces
+from shared.runs.manifest import RunDirectory, installed_versions, read_manifest, read_object, write_json
 from shared.runs.usage import commit, machine, read_usage
 from shared.tool_calls.report import Conformance, conformance, texts_of
 
@@ -54,6 +61,10 @@ _HEADER = (
     "turns",
     "seconds",
 )
+_PAIR_HEADER = ("models", "gain (95\u00a0%)", "won", "lost", "both right", "neither", "sign test p")
+_PAIR_NOTES = ("Gain: difference of execution accuracy in percentage points, resampled by question.",)
+_WAY_NOTES = ("Each wrong episode counts once, in the first way that applies; all samples of an evaluation count.",)
+_LISTED = 20  # questions that GRPO mended, and as many that it broke
 _NOTES = (
     "Execution accuracy: share of held-out questions whose submitted query returns the gold's result.",
     "Tool calls: share of episodes with at least one call that vLLM's stock Hermes grammar reads.",
@@ -64,10 +75,12 @@ _NOTES = (
 )
 
 
-def write_report(config: Config, run: RunDirectory) -> dict[str, Any]:
-    """Write the three files, print the first table, and return the facts behind them."""
-    facts = collect(config, run)
-    shown = tables(facts)
+def write_report(config: Config, run: RunDirectory, rules: Table | None = None) -> dict[str, Any]:
+    """Write the four files, print the first table, and return the facts behind them; `rules` is one more table."""
+    names = evaluations(run)
+    played = read_played(config, run, names)
+    facts = collect(config, run, names, played)
+    shown = [*tables(facts), *filter(None, [rules])]
     parts = [f"# Run {facts['run']}", outcome(facts), "\n".join(f"- {note}" for note in _NOTES)]
     for table in shown[1:]:
         parts += [f"## {table.title}", table.markdown(), "\n".join(f"- {note}" for note in table.notes)]
@@ -76,27 +89,47 @@ def write_report(config: Config, run: RunDirectory) -> dict[str, Any]:
     (run.report / "report.md").write_text("\n\n".join(filter(None, parts)) + "\n", encoding="utf-8")
     html = page(facts, shown, verdict=verdict(facts), cost=cost(facts))
     (run.report / "report.html").write_text(html, encoding="utf-8")
+    write_traces(played, facts["run"], run.report / "traces.html")
     Console(width=None if Console().is_terminal else 140).print(Markdown(outcome(facts)))
     print(f"report: {run.report / 'report.html'}")
     return facts
 
 
-def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
-    """All facts of the report as JSON-able values; raises UserError when no model has been evaluated yet."""
-    names = [name for name in MODELS if read_manifest(run.evaluation(name))]
-    if not names:
+def evaluations(run: RunDirectory) -> list[str]:
+    """Names of the finished evaluations, base, sft and grpo first; raises UserError when there is none."""
+    finished = {folder.name for folder in run.evaluation("base").parent.glob("*") if read_manifest(folder)}
+    if not finished:
         raise UserError(f"{run.path} holds no finished evaluation to report; run the pipeline first.")
+    return [*(name for name in MODELS if name in finished), *sorted(finished - MODELS.keys())]
+
+
+def collect(config: Config, run: RunDirectory, names: Sequence[str], played: Sequence[Played]) -> dict[str, Any]:
+    """All facts of the report about these evaluations as JSON-able values."""
+    failures: dict[str, Counter[str]] = {name: Counter() for name in (*names, STEPS)}
+    for one in played:
+        failures[one.model].update([one.way] if one.way else [])
+    models = [
+        {
+            "name": name,
+            "label": MODELS.get(name, name),
+            "summary": read_summary(run.evaluation(name)),
+            "sampled": read_object(run.evaluation(name) / SAMPLE_FILE),
+            "failures": dict(failures[name]),
+        }
+        for name in names
+    ]
+    pairs = [
+        {"first": first, "second": second, **dataclasses.asdict(found)}
+        for first, second in pairwise(names)
+        if (found := paired(config, run, first, second))
+    ]
     files = {name: run.evaluation(name) / EPISODE_FILE for name in names}
-    episodes = {name: read_episodes(file) for name, file in files.items()}
-    change = None
-    if {"sft", "grpo"} <= {*names}:
-        before, after = (
-            {one.question_id: one.reward.correct for one in episodes[name] if one.reward} for name in ("sft", "grpo")
-        )
-        found = compare_pairs(before, after, samples=config.evaluate.bootstrap_samples, seed=config.seed)
-        change = dataclasses.asdict(found)
-    calls = {MODELS[name]: conformance(texts_of(file), prompts_of(config.agent).tools) for name, file in files.items()}
+    tools = prompts_of(config.agent).tools
+    calls = {MODELS.get(name, name): conformance(texts_of(file), tools) for name, file in files.items()}
     header, rows = call_forms(calls)
+    malformed = [
+        f"{label}: {n} × {reason}" for label, each in calls.items() for reason, n in each.reasons.most_common(3)
+    ]
     steps = {row["step"]: row for row in JsonlTail(run.grpo / "metrics.jsonl").new_rows() if "reward" in row}
     usage = read_usage(run)
     return {
@@ -108,25 +141,45 @@ def collect(config: Config, run: RunDirectory) -> dict[str, Any]:
         "commit": commit(),
         "versions": installed_versions(),
         "machine": machine(),
-        "models": [
-            {"name": name, "label": MODELS[name], "summary": read_summary(run.evaluation(name))} for name in names
-        ],
-        "change": change,
-        "calls": {
-            "header": header,
-            "rows": rows,
-            "malformed": [
-                f"{label}: {n} × {reason}" for label, each in calls.items() for reason, n in each.reasons.most_common(3)
-            ],
-        },
+        "models": models,
+        "pairs": pairs,
+        "changed": changed(played),
+        "calls": {"header": header, "rows": rows, "malformed": malformed},
         "steps": [steps[step] for step in sorted(steps)],  # a repeated one counts once, as last seen
         "usage": usage,
         "seconds": sum(stage["seconds"] for stage in usage.values()),
         "peak_bytes": max((stage["peak_bytes"] for stage in usage.values()), default=0),
-        "examples": examples(
-            episodes[names[-1]], {question.id: question for question in chosen_questions(config, run)}
-        ),
+        "examples": examples(played),
     }
+
+
+def paired(config: Config, run: RunDirectory, first: str, second: str) -> Paired | None:
+    """Two evaluations compared by question; None when they share none."""
+    before, after = (correctness(run.evaluation(name)) for name in (first, second))
+    if not before.keys() & after.keys():
+        return None
+    return compare_pairs(before, after, samples=config.evaluate.bootstrap_samples, seed=config.seed)
+
+
+def changed(played: Sequence[Played]) -> list[dict[str, str]]:
+    """The questions that GRPO mended, then those that it broke, each with the way of failing."""
+    before, after = (
+        {one.question.id: one for one in reversed(played) if one.model == name} for name in ("sft", "grpo")
+    )
+    rows = []
+    for question in [name for name in before if name in after][::-1]:
+        old, new = before[question], after[question]
+        if old.right != new.right:
+            what, failing = ("mended", old) if new.right else ("broken", new)
+            link = traces_link("grpo", question)
+            row = {"what": what, "question": new.question.question, "database": new.question.db_id, "link": link}
+            rows.append({**row, "way": failing.way})
+    return sorted(rows, key=lambda row: row["what"], reverse=True)
+
+
+def traces_link(*parts: str) -> str:
+    """Address of an episode in traces.html, from model and question id."""
+    return f"traces.html#{'/'.join(quote(part, safe='') for part in parts)}"
 
 
 def call_forms(models: Mapping[str, Conformance]) -> tuple[list[str], list[list[str]]]:
@@ -142,43 +195,33 @@ def call_forms(models: Mapping[str, Conformance]) -> tuple[list[str], list[list[
     return ["model", "texts", *forms, "calls, stock Hermes grammar", "calls, qwen25_coder"], rows
 
 
-def examples(episodes: list[Episode], questions: Mapping[str, Question]) -> list[dict[str, Any]]:
-    """A few episodes to read: a clean success, a success after an error, a failure."""
+def examples(played: Sequence[Played]) -> list[dict[str, Any]]:
+    """A right answer, one after an error, and one example of each way of failing, of the newest model that has any."""
     found: dict[str, dict[str, Any]] = {}
-    for episode in episodes:
-        question = questions.get(episode.question_id)
-        if question is None or episode.reward is None:
+    for one in reversed(played):
+        recovers = not all(ok for turn in one.episode.turns for ok in turn.ok)
+        kind = one.way or ("recovers from an error" if recovers else "right answer")
+        if one.model == STEPS or one.episode.reward is None:
             continue
-        recovers = not all(ok for turn in episode.turns for ok in turn.ok)
-        right = "recovers from an error" if recovers else "right answer"
-        kind = right if episode.reward.correct else "wrong answer"
-        example = {"kind": kind, "question": question.question, "database": question.db_id}
-        queries = {"gold_sql": question.gold_sql, "submitted_sql": episode.submitted_sql}
-        found.setdefault(kind, example | queries | {"messages": episode.messages})
-    return [found[kind] for kind in ("right answer", "recovers from an error", "wrong answer") if kind in found]
+        asked = {"question": one.question.question, "database": one.question.db_id, "gold_sql": one.question.gold_sql}
+        said = {"submitted_sql": one.episode.submitted_sql, "messages": one.episode.messages}
+        link = traces_link(one.model, one.question.id)
+        found.setdefault(kind, {"kind": kind, "right": one.right, "link": link, **asked, **said})
+    return [found[kind] for kind in ("right answer", "recovers from an error", *WAYS) if kind in found]
 
 
 def tables(facts: dict[str, Any]) -> list[Table]:
     """Every table of the report, the result first; those without rows are left out."""
-    labels = [model["label"] for model in facts["models"]]
-    summaries = [model["summary"] for model in facts["models"]]
-
-    result = []
-    for label, summary in zip(labels, summaries, strict=True):
-        shares = [
-            percent(summary[key]) for key in ("tool_call_rate", "fallback_share", "repeated_share", "merged_share")
-        ]
-        turns_seconds = [f"{summary['mean_turns']:.1f}", f"{summary['seconds']:.0f}"]
-        result.append([label, interval(summary["accuracy"]), str(summary["n"]), *shares, *turns_seconds])
-        for kind, found in summary["accuracy_by"]["split_kind"].items():
-            result.append([f"  {kind.replace('_', ' ')}s", interval(found), str(found["n"]), *[""] * 6])
+    models = facts["models"]
+    labels = [model["label"] for model in models]
+    summaries = [model["summary"] for model in models]
     kinds = []
-    for kind in ("difficulty", "form"):
-        groups = [summary["accuracy_by"][kind] for summary in summaries]
+    for kind, title in (("difficulty", "difficulty"), ("form", "form"), ("db_id", "database")):
+        groups = [summary["accuracy_by"].get(kind, {}) for summary in summaries]
         for name in sorted({name for group in groups for name in group}):
             n = max(group[name]["n"] for group in groups if name in group)
             cells = [interval(group[name]) if name in group else "–" for group in groups]
-            kinds.append([f"{kind} {name}", str(n), *cells])
+            kinds.append([f"{title} {name}", str(n), *cells])
     endings = [
         [f"{stop.value}: {meaning}", *(str(summary["stops"].get(stop.value, 0)) for summary in summaries)]
         for stop, meaning in STOP_MEANING.items()
@@ -188,15 +231,74 @@ def tables(facts: dict[str, Any]) -> list[Table]:
         [str(row["step"]), *("–" if row.get(k) is None else format(row[k], form) for k, form in _STEP_COLUMNS.items())]
         for row in facts["steps"]
     ]
+    pairs = [
+        [
+            f"{MODELS.get(pair['second'], pair['second'])} against {MODELS.get(pair['first'], pair['first'])}",
+            points(pair["difference"]),
+            *(str(pair[key]) for key in ("only_second", "only_first", "both", "neither")),
+            f"{pair['p_value']:.3f}",
+        ]
+        for pair in facts["pairs"]
+    ]
+    usage = [
+        [stage, f"{used['seconds']:.0f}", f"{used['peak_bytes'] / 2**30:.1f}", "" if used["complete"] else "unfinished"]
+        for stage, used in facts["usage"].items()
+    ]
     calls = facts["calls"]
     found = [
-        Table("Result", _HEADER, result, _NOTES),
+        Table("Result", _HEADER, result_rows(models), _NOTES),
+        Table("Compared by question", _PAIR_HEADER, pairs, _PAIR_NOTES),
+        failure_table(models),
+        changed_table(facts["changed"]),
         Table("Accuracy by kind of question", ["questions", "number", *labels], kinds),
         Table("How episodes ended", ["ending", *labels], endings),
         Table("How calls were written", calls["header"], calls["rows"], calls["malformed"]),
         Table("GRPO steps", ["step", *(name.replace("_", " ") for name in _STEP_COLUMNS)], steps),
+        Table("Cost by stage", ["stage", "seconds", "peak memory, GiB", ""], usage),
     ]
     return [table for table in found if table.rows]
+
+
+def result_rows(models: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """One row per model, and below it one per kind of database and per figure over several samples."""
+    rows = []
+    for model in models:
+        summary, sampled = model["summary"], model["sampled"]
+        keys = ("tool_call_rate", "fallback_share", "repeated_share", "merged_share")
+        shares = [percent(summary[key]) for key in keys]
+        turns_seconds = [f"{summary['mean_turns']:.1f}", f"{summary['seconds']:.0f}"]
+        rows.append([model["label"], interval(summary["accuracy"]), str(summary["n"]), *shares, *turns_seconds])
+        for kind, found in summary["accuracy_by"]["split_kind"].items():
+            rows.append([f"  {kind.replace('_', ' ')}s", interval(found), str(found["n"]), *[""] * 6])
+        if "mean@k" in sampled:
+            k, questions = sampled["samples"], str(sampled["questions"])
+            rows.append([f"  mean@{k}", interval(sampled["mean@k"]), questions, *[""] * 6])
+            best = max((key for key in sampled if key.startswith("pass@")), key=lambda key: int(key[5:]))
+            rows.append([f"  {best}", percent(sampled[best]), questions, *[""] * 6])
+    return rows
+
+
+def failure_table(models: Sequence[dict[str, Any]]) -> Table:
+    """How often each model failed in each way, the commonest first; the ways lead into traces.html."""
+    ways = [way for way in WAYS if any(way in model["failures"] for model in models)]
+    ways.sort(key=lambda way: -models[-1]["failures"].get(way, 0))
+    rows = [[way, *(str(model["failures"].get(way, 0)) for model in models), " ".join(WAYS[way])] for way in ways]
+    links = {(place, 0): f"traces.html#?way={quote(way)}" for place, way in enumerate(ways)}
+    header = ["way of failing", *(model["label"] for model in models), "meaning, and what usually helps"]
+    return Table("Ways of failing", header, rows, _WAY_NOTES, links)
+
+
+def changed_table(changed: Sequence[dict[str, str]]) -> Table:
+    """The first questions that GRPO mended and broke."""
+    rows: list[list[str]] = []
+    links, notes = {}, []
+    for what in ("mended", "broken"):
+        found = [row for row in changed if row["what"] == what]
+        notes += [f"{what}: {len(found)} questions" + (f", {_LISTED} of them here" if len(found) > _LISTED else "")]
+        for row in found[:_LISTED]:
+            links[len(rows), 1] = row["link"]
+            rows.append([what, row["question"], row["database"], row["way"]])
+    return Table("What GRPO mended and broke", ["change", "question", "database", "way of failing"], rows, notes, links)
 
 
 def outcome(facts: dict[str, Any]) -> str:
@@ -206,9 +308,10 @@ def outcome(facts: dict[str, Any]) -> str:
 
 def verdict(facts: dict[str, Any]) -> str:
     """What GRPO changed, in a sentence; says so when it is within noise."""
-    if facts["change"] is None:
+    pair = next((one for one in facts["pairs"] if (one["first"], one["second"]) == ("sft", "grpo")), None)
+    if pair is None:
         return "SFT and GRPO are not both evaluated yet, so nothing can be said about what GRPO changed."
-    gain = facts["change"]["difference"]
+    gain = pair["difference"]
     return (
         f"GRPO changed execution accuracy by {100 * gain['mean']:+.1f} points against SFT (95 % interval "
         f"{100 * gain['low']:+.1f} to {100 * gain['high']:+.1f}, paired by question): "
@@ -219,13 +322,11 @@ def verdict(facts: dict[str, Any]) -> str:
 def cost(facts: dict[str, Any]) -> str:
     """Machine, time, memory and provenance in two sentences."""
     here = facts["machine"]
-    stages = ", ".join(f"{name} {stage['seconds']:.0f} s" for name, stage in facts["usage"].items())
     device = f"{here['gpu']}, " if here["gpu"] else ""
     return (
         f"{facts['model']}, profile {facts['profile']}, seed {facts['seed']}, commit {facts['commit']}, on {device}"
         f"{here['processor']} ({here['cores']} cores, {here['memory_bytes'] / 2**30:.0f} GiB). Wall time "
-        f"{facts['seconds'] / 60:.1f} minutes ({stages}), peak memory of all processes "
-        f"{facts['peak_bytes'] / 2**30:.1f} GiB."
+        f"{facts['seconds'] / 60:.1f} minutes, peak memory of all processes {facts['peak_bytes'] / 2**30:.1f} GiB."
     )
 
 
@@ -243,6 +344,10 @@ def main() -> None:
     """`python -m shared.report`."""
     parser = common_parser("python -m shared.report", "Write the report of a run from what its stages left on disk.")
     parser.add_argument("--readme", type=Path, metavar="FILE", help="also put the results between the markers of FILE")
+    parser.add_argument("--rules", action="store_true", help="also judge by the official rules of Spider and BIRD")
+    parser.add_argument(
+        "--testsuite", type=Path, help="with --rules: folder of <db_id>/*.sqlite or <db_id>.tar.gz, Spider's test suite"
+    )
     parser.add_argument("--runs", type=Path, nargs="+", metavar="FOLDER", help="print these runs in one table instead")
     args = parser.parse_args()
     if args.runs:
@@ -251,9 +356,10 @@ def main() -> None:
         return
     config, run = resolve(args)
     if args.dry_run:
-        print(f"writes {run.report}: report.json, report.md, report.html")
+        print(f"writes {run.report}: report.json, report.md, report.html, traces.html")
         return
-    facts = write_report(config, run)
+    rules = rules_table(config, run, evaluations(run), args.testsuite) if args.rules else None
+    facts = write_report(config, run, rules)
     if args.readme:
         update_readme(args.readme, facts)
 

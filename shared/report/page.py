@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,21 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = ()
+    links: Mapping[tuple[int, int], str] = field(default_factory=dict)  # of cells, by row and column
 
     def markdown(self) -> str:
         """The table alone; `rich` shows the same text on a terminal."""
-        lines = [self.header, ["---", *["---:"] * (len(self.header) - 1)], *self.rows]
-        return "\n".join(
-            "| " + " | ".join(cell.replace("  ", "&nbsp;&nbsp;") for cell in line) + " |" for line in lines
-        )
+        lines = [self.header, ["---", *["---:"] * (len(self.header) - 1)]]
+        for place, row in enumerate(self.rows):
+            cells = [" ".join(cell.replace("|", "\\|").replace("  ", "&nbsp;&nbsp;").splitlines()) for cell in row]
+            links = [self.links.get((place, column)) for column in range(len(row))]
+            lines.append([f"[{cell}]({link})" if link else cell for cell, link in zip(cells, links, strict=True)])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def points(gain: Mapping[str, Any]) -> str:
+    """The fields of an Estimate of a difference as "mean (low to high)" in percentage points."""
+    return f"{100 * gain['mean']:+.1f} ({100 * gain['low']:+.1f} to {100 * gain['high']:+.1f})"
 
 
 def page(facts: Mapping[str, Any], tables: Sequence[Table], **sentences: str) -> str:

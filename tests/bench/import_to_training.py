@@ -32,7 +32,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="firstcall-") as runs:
         options = ["--only", "data", "sft", "--profile", args.profile, "--set", f"runs_dir={runs}"]
-        options += ["--set", f"data.spider_dir={args.folder.resolve()}"]
+        options += ["--set", f"data.sources={args.folder.resolve()}"]
         command = [sys.executable, "-c", "import run_pipeline as it; it.run(it.run_parser().parse_args())", *options]
         started = time.monotonic()
         with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:

@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--spider", type=Path, help="measure the golds of this folder instead of the demo's")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(ROOT / "pipeline.yaml", "cpu", [f"data.spider_dir={args.spider}"] if args.spider else [])
+        config = load_config(ROOT / "pipeline.yaml", "cpu", [f"data.sources={args.spider}"] if args.spider else [])
         database = insurance(Path(folder))
         passed = [hostile(database), ordinary(Path(folder) / "data", config), crowd(database)]
     sys.exit(0 if all(passed) else 1)

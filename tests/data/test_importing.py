@@ -113,7 +113,7 @@ def test_what_was_imported_can_be_prepared(tmp_path: Path, capsys: pytest.Captur
         for i in range(60)
     ]
     importing.write(checked(jsonl(tmp_path, *rows)), tmp_path / "out", skip=False)
-    counts = prepare(settings(f"data.spider_dir={tmp_path / 'out'}", "data.copies=0"), tmp_path / "prepared")
+    counts = prepare(settings(f"data.sources={tmp_path / 'out'}", "data.copies=0"), tmp_path / "prepared")
     assert "0 of 1 databases held out for tests" in capsys.readouterr().out
     for_evaluation = list(read_questions(tmp_path / "out" / "questions.jsonl"))
     assert for_evaluation == load(tmp_path / "out", CONFIG.sandbox, skip_bad_rows=False).questions
@@ -240,8 +240,8 @@ def test_the_commands_to_go_on_with_are_whole(
     importing.write(checked(jsonl(tmp_path, GOOD)), folder, skip=False)
     _, *commands = capsys.readouterr().out.splitlines()
     train, ask = map(shlex.split, commands)
-    assert train == ["python", "run_pipeline.py", "--set", f"data.spider_dir={folder}"]
-    assert settings(*train[3:]).data.spider_dir == str(folder)
+    assert train == ["python", "run_pipeline.py", "--set", f"data.sources={folder}"]
+    assert [source.path for source in settings(*train[3:]).data.sources] == [str(folder)]
     (tmp_path / "FOLDER").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", [*ask[2:], "--dry-run", "--profile=cpu", "--config", str(ROOT / "pipeline.yaml")])

@@ -84,7 +84,7 @@ def test_skipped_rows_are_listed_printed_and_counted(
         for i in range(60)
     ]
     folder = spider_folder([*good, *(row for row, _ in BAD_ROWS)])
-    config = settings(f"data.spider_dir={folder}", "data.bad_rows=skip", "data.unseen_databases=0")
+    config = settings(f"data.sources={folder}", "data.bad_rows=skip", "data.unseen_databases=0")
     counts = prepare(config, tmp_path / "out")
     assert counts["skipped"] == len(BAD_ROWS)
     assert sum(counts["questions"].values()) == 60
@@ -96,7 +96,7 @@ def test_skipped_rows_are_listed_printed_and_counted(
 def test_questions_of_an_evaluation_set_are_taken_out_of_training(spider_folder: SpiderWriter, tmp_path: Path) -> None:
     rows = [GOOD | {"question": f"Above {i}?", "query": f"SELECT name FROM pets WHERE age > {i}"} for i in range(60)]
     folder = spider_folder(rows)
-    config = settings(f"data.spider_dir={folder}", "data.unseen_databases=0", "data.copies=0")
+    config = settings(f"data.sources={folder}", "data.unseen_databases=0", "data.copies=0")
     prepare(config, tmp_path / "whole")
     first, second, third, *_ = read_questions(tmp_path / "whole" / "train.jsonl")
     avoided = tmp_path / "evaluation.jsonl"
@@ -105,7 +105,8 @@ def test_questions_of_an_evaluation_set_are_taken_out_of_training(spider_folder:
         {"db_id": "x", "question": "Other words?", "sql": second.gold_sql.replace("SELECT", "select")},
     ]
     avoided.write_text("".join(json.dumps(row) + "\n" for row in others))
-    config = settings(f"data.spider_dir={folder}", "data.unseen_databases=0", "data.copies=0", f"data.avoid={avoided}")
+    sources = f"data.sources=[{folder}, {{path: {avoided}, use: avoid}}]"
+    config = settings(sources, "data.unseen_databases=0", "data.copies=0")
     assert prepare(config, tmp_path / "clean")["decontaminated"] == 2
     kept = {question.id for question in read_questions(tmp_path / "clean" / "train.jsonl")}
     assert {first.id, second.id}.isdisjoint(kept)
@@ -113,7 +114,7 @@ def test_questions_of_an_evaluation_set_are_taken_out_of_training(spider_folder:
 
 
 def test_a_file_without_any_usable_row_is_refused(spider_folder: SpiderWriter, tmp_path: Path) -> None:
-    config = settings(f"data.spider_dir={spider_folder([{}])}", "data.bad_rows=skip")
+    config = settings(f"data.sources={spider_folder([{}])}", "data.bad_rows=skip")
     with pytest.raises(UserError, match="no usable question"):
         prepare(config, tmp_path / "out")
 
@@ -142,7 +143,7 @@ def test_a_folder_without_questions_is_refused(tmp_path: Path) -> None:
 
 @needs_real_data
 def test_the_real_spider_sample_is_split_without_leak(tmp_path: Path) -> None:
-    counts = prepare(settings(f"data.spider_dir={REAL_DATA / 'spider_sample'}", "data.copies=0"), tmp_path)
+    counts = prepare(settings(f"data.sources={REAL_DATA / 'spider_sample'}", "data.copies=0"), tmp_path)
     splits = [list(read_questions(tmp_path / f"{name}.jsonl")) for name in ("train", "val", "test")]
     assert sum(map(len, splits)) == 575
     assert len(counts["databases"]) == 11

@@ -56,16 +56,16 @@ def test_a_finished_stage_is_skipped_until_a_setting_changes(
 
 @pytest.mark.parametrize(
     ("rows", "says"),
-    [(None, r"data\.avoid: there is no"), ("{}\n", r"data\.avoid: no question can be read .*:1\) because")],
+    [(None, r"data\.sources: there is no"), ("{}\n", r"data\.sources: no question can be read .*:1\) because")],
 )
-def test_a_wrong_data_avoid_leaves_what_was_prepared(tmp_path: Path, rows: str | None, says: str) -> None:
+def test_a_wrong_source_to_avoid_leaves_what_was_prepared(tmp_path: Path, rows: str | None, says: str) -> None:
     directory, file = RunDirectory(tmp_path / "run"), tmp_path / "other.jsonl"
     run(settings(*SMALL), directory)
     before = read_manifest(directory.data)
     if rows:
         file.write_text(rows)
     with pytest.raises(UserError, match=says):
-        run(settings(*SMALL, f"data.avoid={file}"), directory)
+        run(settings(*SMALL, f"data.sources=[demo, {{path: {file}, use: avoid}}]"), directory)
     assert read_manifest(directory.data) == before
 
 
@@ -80,7 +80,7 @@ def test_a_deleted_database_is_made_again(tmp_path: Path) -> None:
 
 def test_a_changed_spider_file_prepares_again(spider_folder: SpiderWriter, tmp_path: Path) -> None:
     rows = [{"db_id": "pets", "question": f"Above {i}?", "query": f"SELECT age > {i} FROM pets"} for i in range(50)]
-    config = settings(f"data.spider_dir={spider_folder(rows)}", "data.unseen_databases=0")
+    config = settings(f"data.sources={spider_folder(rows)}", "data.unseen_databases=0")
     directory = RunDirectory(tmp_path / "run")
     run(config, directory)
     spider_folder(rows[:40])
@@ -91,7 +91,7 @@ def test_a_changed_spider_file_prepares_again(spider_folder: SpiderWriter, tmp_p
 
 
 def test_a_failed_stage_has_no_manifest(spider_folder: SpiderWriter, tmp_path: Path) -> None:
-    config = settings(f"data.spider_dir={spider_folder([{}])}")
+    config = settings(f"data.sources={spider_folder([{}])}")
     with pytest.raises(UserError):
         run(config, RunDirectory(tmp_path / "run"))
     assert read_manifest(tmp_path / "run" / "data") is None
@@ -117,7 +117,7 @@ def test_the_command_prints_a_table_and_a_dry_run_changes_nothing(tmp_path: Path
 
 
 def test_a_missing_spider_folder_ends_in_one_sentence(tmp_path: Path) -> None:
-    result = command("--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", "data.spider_dir=no/such/folder")
+    result = command("--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", "data.sources=no/such/folder")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
-    assert "data.spider_dir: there is no no/such/folder" in result.stderr
+    assert "data.sources: there is no no/such/folder" in result.stderr

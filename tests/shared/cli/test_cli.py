@@ -100,7 +100,6 @@ def test_a_pipe_that_breaks_elsewhere_is_a_bug() -> None:
         "data",
         "stage1_sft",
         "stage2_grpo",
-        "shared.evaluation.analyse",
         "shared.evaluation",
         "shared.report",
     ],
@@ -180,7 +179,7 @@ def test_a_name_that_is_no_single_folder_is_refused(name: str) -> None:
         check_name("--name", name)
 
 
-@pytest.mark.parametrize(("old", "new"), [("evaluate", "evaluation"), ("analyse", "evaluation.analyse")])
+@pytest.mark.parametrize(("old", "new"), [("evaluate", "evaluation"), ("analyse", "report --rules")])
 def test_an_old_command_names_the_new_one(old: str, new: str) -> None:
     ended = subprocess.run([sys.executable, "-m", f"shared.{old}", "--help"], cwd=REPO, capture_output=True, text=True)
     sentence = f"error: `python -m shared.{old}` is now `python -m shared.{new}`.\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
-from shared.evaluation.analyse import paired_report, report, verdicts
 from shared.evaluation.metrics import compare_pairs, majority, pass_at_k
 from shared.evaluation.run import Endpoint, play_samples, sample_figures
 from shared.records import Episode, Question, Reward, StopReason, write_jsonl
@@ -102,45 +100,6 @@ def test_samples_are_played_into_folders_of_their_own(
 def test_greedy_samples_are_refused(questions: list[Question], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"set evaluate\.temperature above 0"):
         play_samples(questions, Endpoint("http://127.0.0.1:9/v1", tmp_path), config("evaluate.samples=2"), tmp_path)
-
-
-def test_every_rule_judges_what_was_submitted(questions: list[Question], tmp_path: Path) -> None:
-    folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", "SELECT kind FROM policies", False))
-    rows = verdicts(folder, questions, 5.0)
-    assert [row.rules for row in rows] == [{"house": 0.0, "spider": 1.0, "bird": 1.0, "soft_f1": 1.0}] * 2
-    text = report("sft", rows, config())
-    assert "2 questions on which the rules disagree" in text
-    assert "q2: house no spider yes bird yes" in text
-    assert "easy" in text
-    assert "by form (house rule)" in text
-    assert "group-by" in text
-    assert "insurance" in text
-    with pytest.raises(UserError, match="no finished evaluation"):
-        verdicts(tmp_path / "none", questions, 5.0)
-
-
-def test_the_test_suite_judges_where_variants_are_given(questions: list[Question], tmp_path: Path) -> None:
-    (tmp_path / "variant").mkdir()
-    variant = insurance_file(tmp_path / "variant", "DELETE FROM claims WHERE claim_id = 1;")
-    suite = {"insurance": [Path(questions[0].database), variant]}
-    other = dataclasses.replace(questions[1], db_id="other")
-    folder = evaluation(tmp_path / "e", ("q1", "SELECT 3", False), ("q2", KINDS, True))
-    rows = verdicts(folder, [questions[0], other], 5.0, lambda name: suite.get(name, ()))
-    assert [(row.rules["spider"], row.rules.get("testsuite")) for row in rows] == [(1.0, 0.0), (1.0, None)]
-    text = report("sft", rows, config())
-    assert "testsuite         0.0%  (0.0% to 0.0%, n = 1)" in text
-    assert "q1: house no spider yes testsuite no bird yes" in text
-    assert "testsuite   +0.0 points" in paired_report("a", "b", rows, rows, config())
-
-
-def test_two_evaluations_are_compared_by_question(questions: list[Question], tmp_path: Path) -> None:
-    first = verdicts(evaluation(tmp_path / "a", ("q1", None, False), ("q2", KINDS, True)), questions, 5.0)
-    second = verdicts(evaluation(tmp_path / "b", ("q2", KINDS, True), ("q1", COUNT, True)), questions, 5.0)
-    text = paired_report("base", "sft", first, second, config())
-    assert "house      +50.0 points" in text
-    assert "won 1, lost 0, both right 1, neither 0" in text
-    with pytest.raises(UserError, match="share no question"):
-        paired_report("base", "sft", first[:1], second[1:], config())
 
 
 def test_pairs_count_who_won_where() -> None:

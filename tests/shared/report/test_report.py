@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,10 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.metrics import summarise
 from shared.records import Episode, Question, Reward, StopReason, ToolCall, Turn, write_jsonl
-from shared.report.__main__ import collect, tables, update_readme, verdict, write_report
-from shared.report.page import line_chart, readable
+from shared.report.__main__ import collect, evaluations, tables, update_readme, verdict, write_report
+from shared.report.page import Table, line_chart, readable
 from shared.report.runs_table import runs_table
+from shared.report.traces import read_played
 from shared.runs.manifest import RunDirectory, finish_stage, write_json
 from shared.tool_calls import render_call
 
@@ -102,8 +104,17 @@ def whole_run(run: RunDirectory) -> RunDirectory:
     return run
 
 
+def facts_of(config: Config, run: RunDirectory) -> dict[str, Any]:
+    names = evaluations(run)
+    return collect(config, run, names, read_played(config, run, names))
+
+
+def table_of(facts: dict[str, Any], title: str) -> Table:
+    return next(table for table in tables(facts) if table.title == title)
+
+
 def test_the_table_has_a_row_per_model_and_kind_of_database(config: Config, whole_run: RunDirectory) -> None:
-    rows = tables(collect(config, whole_run))[0].rows
+    rows = tables(facts_of(config, whole_run))[0].rows
     assert [row[0] for row in rows[:3]] == ["base", "  seen databases", "  unseen databases"]
     assert len(rows) == 9
     sft = rows[3]
@@ -115,7 +126,7 @@ def test_the_table_has_a_row_per_model_and_kind_of_database(config: Config, whol
 
 
 def test_a_gain_on_many_questions_is_beyond_noise(config: Config, whole_run: RunDirectory) -> None:
-    sentence = verdict(collect(config, whole_run))
+    sentence = verdict(facts_of(config, whole_run))
     assert "GRPO changed execution accuracy by +10.0 points against SFT" in sentence
     assert sentence.endswith("beyond noise.")
 
@@ -124,19 +135,20 @@ def test_a_gain_on_many_questions_is_beyond_noise(config: Config, whole_run: Run
 def test_no_real_change_is_called_noise(config: Config, run: RunDirectory, is_correct: Callable[[int], bool]) -> None:
     evaluated(run, "sft", lambda i: i % 2 == 0)
     evaluated(run, "grpo", is_correct)
-    assert verdict(collect(config, run)).endswith("within noise.")
+    assert verdict(facts_of(config, run)).endswith("within noise.")
 
 
 def test_accuracy_is_shown_by_difficulty_and_by_form(config: Config, whole_run: RunDirectory) -> None:
-    kinds = tables(collect(config, whole_run))[1]
+    kinds = table_of(facts_of(config, whole_run), "Accuracy by kind of question")
     assert kinds.header == ["questions", "number", "base", "after SFT", "after GRPO"]
     assert [row[:2] for row in kinds.rows] == [
         ["difficulty easy", "20"],
         ["difficulty hard", "20"],
         ["form count", "10"],
         ["form list", "30"],
+        ["database shop", "40"],
     ]
-    assert [row[3].split(" ")[0] for row in kinds.rows] == ["100.0%", "0.0%", "50.0%", "50.0%"]
+    assert [row[3].split(" ")[0] for row in kinds.rows] == ["100.0%", "0.0%", "50.0%", "50.0%", "50.0%"]
     write_report(config, whole_run)
     for name in ("report.md", "report.html"):
         assert "difficulty hard" in (whole_run.report / name).read_text()
@@ -145,7 +157,9 @@ def test_accuracy_is_shown_by_difficulty_and_by_form(config: Config, whole_run: 
 def test_endings_are_explained_where_they_are_shown(config: Config, run: RunDirectory) -> None:
     evaluated(run, "base", lambda i: False, StopReason.TURN_LIMIT)
     facts = write_report(config, run)
-    assert ["turn_limit: the last allowed turn still asked for a tool", "40"] in tables(facts)[2].rows
+    assert ["turn_limit: the last allowed turn still asked for a tool", "40"] in table_of(
+        facts, "How episodes ended"
+    ).rows
     assert "turn_limit: the last allowed turn still asked for a tool" in (run.report / "report.html").read_text()
 
 
@@ -179,19 +193,38 @@ def test_the_page_is_whole_and_escapes_what_the_model_wrote(config: Config, whol
     assert "<script" not in html
     assert "3 &lt;script&gt;alert(1)" in html
     assert "secret system prompt" not in html
-    assert not re.findall(r"(?:src|href)=|url\(|https?://", html)
+    assert not re.findall(r"""(?:src|href)=(?!"traces\.html["#])|url\(|https?://""", html)
     assert html.count("<svg") == 4, "each figure that the steps have"
     assert html.count('class="scale"') == 3, "the accuracy of each model"
     assert "recovers from an error" in html
-    assert "wrong answer" in html
+    assert "wrong tool order" in html
     checker = _Balance()
     checker.feed(html)
     assert checker.open == []
 
 
+def test_ways_of_failing_are_counted_and_lead_into_the_traces(config: Config, whole_run: RunDirectory) -> None:
+    """All wrong episodes run their query without a look at the schema."""
+    table = table_of(facts_of(config, whole_run), "Ways of failing")
+    assert [row[:4] for row in table.rows] == [["wrong tool order", "40", "20", "16"]]
+    assert table.links == {(0, 0): "traces.html#?way=wrong%20tool%20order"}
+
+
+def test_the_report_lists_what_grpo_mended_and_broke(config: Config, run: RunDirectory) -> None:
+    evaluated(run, "sft", lambda i: i % 2 == 0)
+    evaluated(run, "grpo", lambda i: (i % 2 == 0 and i != 6) or i == 5)
+    table = table_of(facts_of(config, run), "What GRPO mended and broke")
+    assert table.rows == [
+        ["mended", "Question 5?", "shop", "wrong tool order"],
+        ["broken", "Question 6?", "shop", "wrong tool order"],
+    ]
+    assert table.links == {(0, 1): "traces.html#grpo/q5", (1, 1): "traces.html#grpo/q6"}
+    assert table.notes == ["mended: 1 questions", "broken: 1 questions"]
+
+
 def test_the_report_says_how_each_model_wrote_its_calls(config: Config, whole_run: RunDirectory) -> None:
     """Half of the SFT model's episodes have a fenced call before the canonical one and the answer."""
-    calls = collect(config, whole_run)["calls"]
+    calls = facts_of(config, whole_run)["calls"]
     forms = ["hermes", "fenced", "no call"]
     assert calls["header"] == ["model", "texts", *forms, "calls, stock Hermes grammar", "calls, qwen25_coder"]
     assert calls["rows"][:2] == [
@@ -206,7 +239,7 @@ def test_the_report_says_how_each_model_wrote_its_calls(config: Config, whole_ru
 def test_the_readme_block_is_replaced_and_nothing_else(config: Config, whole_run: RunDirectory, tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
     readme.write_text("# Title\n<!-- results -->\nold\n<!-- /results -->\nrest\n")
-    facts = collect(config, whole_run)
+    facts = facts_of(config, whole_run)
     for _ in range(2):
         update_readme(readme, facts)
     text = readme.read_text()
@@ -219,7 +252,7 @@ def test_the_readme_block_is_replaced_and_nothing_else(config: Config, whole_run
 
 
 def test_markdown_tables_are_regular(config: Config, whole_run: RunDirectory) -> None:
-    text = "\n\n".join(table.markdown() for table in tables(collect(config, whole_run)))
+    text = "\n\n".join(table.markdown() for table in tables(facts_of(config, whole_run)))
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shared.records import ToolCall
+from tests.browser import MARKS, chromium
 from tests.scripted_server import answer
 from tests.shared.serving.running import KEY, serving
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="Chromium is not installed")]
+pytestmark = MARKS
 
 MARKUP = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 TABLE = f'CREATE TABLE "{MARKUP.replace(chr(34), chr(34) * 2)}" (x TEXT);'
@@ -35,30 +30,8 @@ def model(request: dict[str, Any]) -> dict[str, Any]:
     return answer(f"Seven {MARKUP}")
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Any]:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (
-        "headless=new",
-        "no-sandbox",
-        "disable-dev-shm-usage",
-        "disable-gpu",
-        f"user-data-dir={tmp_path}/profile",
-    ):
-        options.add_argument(f"--{flag}")
-    options.add_experimental_option("prefs", {"download.default_directory": str(tmp_path / "downloads")})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
-    driver.implicitly_wait(15)
-    try:
-        yield driver
-    finally:
-        driver.quit()
-
-
-def test_ask_watch_chart_and_download(browser: Any, tmp_path: Path) -> None:
-    with serving(model, tmp_path, extra=TABLE) as url:
+def test_ask_watch_chart_and_download(tmp_path: Path) -> None:
+    with chromium(tmp_path) as browser, serving(model, tmp_path, extra=TABLE) as url:
         browser.get(f"{url}/#key={KEY}")
         browser.find_element("id", "question").send_keys(MARKUP + "\n")
         assert browser.find_element("class name", "answer").text == f"Seven {MARKUP}"

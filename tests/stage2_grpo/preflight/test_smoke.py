@@ -37,7 +37,7 @@ def test_a_machine_that_cannot_run_it_is_told_so_in_one_sentence(capsys: pytest.
 def test_a_phase_that_fails_leaves_a_report_to_paste(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["--profile", "cpu", "--config", str(PIPELINE), "--run-name", "tried", "--set", f"runs_dir={tmp_path}"]
     with pytest.raises(UserError, match=r"failed in data; paste .*smoke\.txt into an issue"):
-        smoke.main([*line, "--set", "data.spider_dir=nowhere"])
+        smoke.main([*line, "--set", "data.sources=nowhere"])
     report = (tmp_path / "tried" / "smoke.txt").read_text()
     assert "profile cpu, model smollm2-135m" in report
     assert re.search(r"data: status 2, \d+ s, as expected \(at most 30 s\)", report)
