@@ -265,16 +265,9 @@ _BUILDERS: dict[Meaning, tuple[Builder, ...]] = {
     Meaning.DATE: (_date_compare, _year, _date_between),
     Meaning.FLAG: (_flag,),
 }
-WEIGHTS = {
-    Meaning.CATEGORY: 6,
-    Meaning.QUANTITY: 3,
-    Meaning.LEVEL: 3,
-    Meaning.DATE: 3,
-    Meaning.NAME: 2,
-    Meaning.FLAG: 3,
-    Meaning.TEXT: 0.7,
-    Meaning.DETAIL: 0.7,
-}
+WEIGHTS = dict.fromkeys(_BUILDERS, 3.0) | {
+    Meaning.CATEGORY: 6, Meaning.NAME: 2, Meaning.TEXT: 0.7, Meaning.DETAIL: 0.7,
+}  # fmt: skip
 SORTS = "equal unequal either compare between date_compare date_between year like null not_null flag".split()
 
 
