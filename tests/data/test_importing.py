@@ -277,6 +277,8 @@ def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> Non
     done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert done.stdout.startswith("usable questions: 1, databases: 1\n")
+    assert "too few to train on: 20 questions are the smallest useful number" in done.stdout
+    assert done.stdout.endswith("next: the same command with `--out imported` instead of --check\n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["pets.sqlite", "questions.jsonl"]
     refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (refused.returncode, "Give either --out FOLDER" in refused.stderr) == (2, True)
