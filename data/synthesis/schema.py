@@ -243,7 +243,7 @@ def _inferred(column: Column, parts: Sequence[str], is_key: bool) -> Column:
         return replace(column, meaning=Meaning.KEY)
     for stored, pattern in _DATES:
         fits = bool(named & words.LISTS["dates"]) or stored in (Stored.DAY, Stored.TIME)
-        if stored is Stored.YEAR and "year" not in named:
+        if stored is Stored.YEAR and not named & {"year", "from", "since", "founded", "opened"}:
             continue
         if fits and all(re.fullmatch(pattern, text, re.IGNORECASE) for text in texts):
             return replace(column, meaning=Meaning.DATE, stored=stored, as_text=is_text)

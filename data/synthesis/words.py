@@ -115,6 +115,11 @@ def a(words: str) -> str:
     return f"{'an' if re.match(r'[aeiouAEIO](?!ni|ne|se)', words) else 'a'} {words}"
 
 
+def be(words: str) -> str:
+    """ "price is", "earnings are"."""
+    return f"{words} {'are' if words.endswith('s') and words.split()[-1] in LISTS['uncountable'] else 'is'}"
+
+
 def date_said(day: str) -> str:
     """An ISO day as a person writes it: "March 4, 2015"."""
     parsed = datetime.date.fromisoformat(day)

@@ -63,10 +63,17 @@ def test_every_wording_has_alternatives_and_belongs_to_a_form() -> None:
 def test_one_wording_has_one_gold_form(strange: Database, about: Understanding) -> None:
     """A question of `top` with "maximum" compares with it, any other sorts; absence is NOT IN, "except" is EXCEPT."""
     draw = Draw(random.Random(0), about)
-    for level, family in (("hard", "without"), ("medium", "top"), ("hard", "top"), ("medium", "parents_of")):
+    for level, family in (
+        ("hard", "without"),
+        ("medium", "top"),
+        ("hard", "top"),
+        ("hard", "parent_of_top"),
+        ("medium", "parents_of"),
+    ):
         for draft in drafts_of(draw, level, family):  # type: ignore[arg-type]
             sql, question = draft.query.sql, ask(draft, draw.rng)
             assert ("EXCEPT" in sql) == ("except" in question)
+            assert ("LEFT JOIN" in sql) == ("no order refer" in question)
             assert (" = (SELECT M" in sql) == ("the maximum" in question or "the minimum" in question)
             assert family != "parents_of" or "SELECT DISTINCT" in sql or "COUNT(DISTINCT" in sql
 
