@@ -59,6 +59,8 @@ def main(arguments: Sequence[str]) -> None:
     about = understand(database, read_hints(args.hints, database))
     if args.check:
         print("\n".join(report(about)))
+        print("# next: save this as hints.yaml, correct it, and give the same command with "
+              f"`--hints hints.yaml --out {args.database.stem}_questions` instead of --check")  # fmt: skip
         return
     questions = generate(database, about, args.questions, config.seed, Taken())
     if not questions:
@@ -73,10 +75,10 @@ def main(arguments: Sequence[str]) -> None:
         place = Place(args.database.name, number)
         row = SourceRow(place, asked.db_id, asked.question, asked.gold_sql, "", asked.difficulty)
         rows.append((row, args.database.resolve()))
-    write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])
     counts = Counter(question.difficulty for question in questions)
     print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
     if len(questions) < args.questions:
         size = f"{len(about.tables)} tables with {sum(table.rows for table in about.tables)} rows"
         print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer; "
               "see what was understood with --check.")  # fmt: skip
+    write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])
