@@ -23,6 +23,7 @@ from shared.reward.execution_match import execution_match
 from shared.reward.queries import Order, gold_is_ordered, order_of, tables_read, trivial_query
 from shared.sql.database import Database, QueryResult
 
+SMALLEST = 20  # questions on one database with which no split is empty
 SLOW_SECONDS = 1.0
 _CHARACTERS_PER_TOKEN = 3.5  # of schema text, roughly
 _LISTED = 10  # places of each finding
@@ -68,6 +69,11 @@ class Checked:
             f"{'large schema':16}{len(self.large_schemas):6}  schemas that fill more than half of agent.context_tokens"
         )
         lines += [f"    {name}: about {tokens} tokens" for name, tokens in sorted(self.large_schemas.items())]
+        if len(self.rows) < SMALLEST:
+            lines.append(
+                f"too few to train on: {SMALLEST} questions are the smallest useful number, a few hundred are better; "
+                "`python -m data synthesize` makes more, and data.sources can keep these for the test (use: test)"
+            )
         return "\n".join(lines)
 
 

@@ -82,6 +82,9 @@ def main(arguments: Sequence[str]) -> None:
             raise UserError("No row can be used; correct what the report lists.")
         if args.out:
             write(checked, args.out, skip=args.bad_rows == "skip", reads=source.files)
+        else:
+            skip = " --bad-rows skip" if checked.findings.get(UNUSABLE) else ""
+            print(f"next: the same command with `--out imported{skip}` instead of --check")
 
 
 def _path(text: str) -> Path:

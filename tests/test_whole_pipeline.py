@@ -1,16 +1,19 @@
-"""The whole pipeline on a tiny model, killed (kill -9) in every stage and started again with the same command.
+"""From a database without questions to a trained checkpoint and its report, as docs/your-data.md says, on a tiny model.
+
+The pipeline is killed (kill -9) in every stage and started again with the same command.
 
 Each stage is killed as it begins, GRPO also after its first saved step, from which it must go on.
 
-Nothing is replaced: SFT, vLLM, Agent Lightning and VERL are real, and so are the data, which are Spider's where the sample
-is there, else the demo databases. The model was taught one tool call, so GRPO has episodes with calls; it is never
-right, so the update comes from the entropy bonus.
+Nothing is replaced: SFT, vLLM, Agent Lightning and VERL are real. The questions are synthesized. The model was taught
+one tool call, so GRPO has episodes with calls; it is never right, so the update comes from the entropy bonus.
 """
 
 import json
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -19,7 +22,6 @@ import pytest
 import run_pipeline
 from shared.runs.manifest import RunDirectory, read_manifest
 from shared.runs.usage import read_usage
-from tests.beside import REAL_DATA
 from tests.processes import command_line, of_run, wait_for
 from tests.stage2_grpo.small_run import differing_weights, options, rows, taught_model
 
@@ -27,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("servers")]
 
 REPO = Path(__file__).resolve().parents[1]
 SETTINGS = {
-    "data.questions_per_database": 10,
     "agent.max_turns": 5,
     "agent.max_turn_tokens": 192,  # the tiny tokenizer knows few words
     "agent.observation_tokens": 512,
@@ -56,13 +57,24 @@ BEGUN_SECONDS = 0.5  # after a stage opened its folder: its processes are starti
 def directory(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     folder = tmp_path_factory.mktemp("pipeline")
     taught_model(folder / "tiny")
+    with closing(sqlite3.connect(folder / "shop.sqlite")) as connection, connection:
+        connection.executescript("""
+            CREATE TABLE "tbl_Product" (ProdID INTEGER, "product name" TEXT, kind TEXT, price REAL);
+            CREATE TABLE "order" (id INTEGER PRIMARY KEY, ProdID INTEGER, "order date" TEXT, pieces INTEGER);
+        """)
+        products = [(i, f"Item {i}", ("tool", "toy", "book")[i * i % 3], 1.5 * i) for i in range(1, 31)]
+        orders = [(i, 1 + i * i % 23, f"2024-0{1 + i % 9}-1{i % 10}", 1 + i % 7) for i in range(90)]
+        connection.executemany('INSERT INTO "tbl_Product" VALUES (?, ?, ?, ?)', products)
+        connection.executemany('INSERT INTO "order" VALUES (?, ?, ?, ?)', orders)
+    synthesize = ["data", "synthesize", "--database", folder / "shop.sqlite", "--out", folder / "shop_questions"]
+    subprocess.run([sys.executable, "-m", *map(str, synthesize), "--questions", "80"], cwd=REPO, check=True)
     return RunDirectory(folder / "runs" / "main")
 
 
 def command(directory: RunDirectory) -> list[str]:
-    settings = SETTINGS | {"runs_dir": directory.path.parent, "model": directory.path.parents[1] / "tiny"}
-    if REAL_DATA.exists():
-        settings["data.sources"] = REAL_DATA / "spider_sample"
+    home = directory.path.parents[1]
+    paths = {"runs_dir": directory.path.parent, "model": home / "tiny", "data.sources": home / "shop_questions"}
+    settings = SETTINGS | paths
     chosen = options(*(f"{key}={value}" for key, value in settings.items()))
     return [sys.executable, str(REPO / "run_pipeline.py"), "--profile", "cpu", *chosen]
 
@@ -127,7 +139,7 @@ def test_killed_in_every_stage_the_same_command_still_ends_in_a_whole_result(
 
 
 def _check_grpo(directory: RunDirectory) -> None:
-    """That both steps trained on questions of their own, and that the export is what they made of the model of stage 1."""
+    """Both steps trained on questions of their own, and the export is what they made of the model of stage 1."""
     steps, episodes = (rows(directory.grpo / name) for name in ("metrics.jsonl", "episodes.jsonl"))
     assert [step["step"] for step in steps] == [1, 2]
     for step in steps:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from data.check import Checked
 from data.importing import refuse_existing, write
+from data.paraphrase import JOURNAL, check_address, paraphrase
 from data.sources import Place, SourceRow
 from data.synthesis.generate import SHARES, Taken, generate
 from data.synthesis.hints import read_hints, report
@@ -35,7 +36,12 @@ def main(arguments: Sequence[str]) -> None:
         "--check", action="store_true", help="print what was understood, as a hints file, and write nothing"
     )
     parser.add_argument("--hints", type=Path, help="corrections: a file like the one that --check prints")
+    parser.add_argument(
+        "--paraphrase", metavar="URL", help="endpoint that rewords the questions; see data/paraphrase.py"
+    )
     args = parser.parse_args(arguments)
+    if args.paraphrase is not None:
+        check_address(args.paraphrase)
     if args.check == (args.out is not None):
         raise UserError(
             "python -m data synthesize needs either --out FOLDER to write to or --check for the report alone."
@@ -53,21 +59,26 @@ def main(arguments: Sequence[str]) -> None:
     about = understand(database, read_hints(args.hints, database))
     if args.check:
         print("\n".join(report(about)))
+        print("# next: save this as hints.yaml, correct it, and give the same command with "
+              f"`--hints hints.yaml --out {args.database.stem}_questions` instead of --check")  # fmt: skip
         return
     questions = generate(database, about, args.questions, config.seed, Taken())
     if not questions:
         raise UserError(
             f"{args.database} yields no question; see what was understood with --check and correct it with --hints."
         )
+    if args.paraphrase:
+        questions, bill = paraphrase(questions, database, config, args.paraphrase, args.out / JOURNAL)
+        print(bill)
     rows = []
     for number, asked in enumerate(questions, start=1):
         place = Place(args.database.name, number)
         row = SourceRow(place, asked.db_id, asked.question, asked.gold_sql, "", asked.difficulty)
         rows.append((row, args.database.resolve()))
-    write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])
     counts = Counter(question.difficulty for question in questions)
     print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
     if len(questions) < args.questions:
         size = f"{len(about.tables)} tables with {sum(table.rows for table in about.tables)} rows"
         print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer; "
               "see what was understood with --check.")  # fmt: skip
+    write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])

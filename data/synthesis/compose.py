@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from data.synthesis import conditions
 from data.synthesis.conditions import Condition, NoFit
-from data.synthesis.query import Query, identifier
+from data.synthesis.query import Query, identifier, literal
 from data.synthesis.schema import Column, Meaning, Table, Understanding
 from data.synthesis.words import a, listed, plural
 
@@ -47,6 +47,12 @@ class Edge:
     def join(self) -> str:
         """The parent, joined to its child."""
         return f"JOIN {identifier(self.parent.name)} ON {self.column.ref} = {self.target.ref}"
+
+    def children(self, shown: Sequence[Column], where: tuple[str, ...] = ()) -> Query:
+        """What is shown of the parents that have children; a key alone needs no join."""
+        if list(shown) == [self.target]:
+            return Query((self.column.ref,), self.child.name, where=where)
+        return Query(refs(shown), self.child.name, (self.join,), where)
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ class Draw:
     def phrase(
         self,
         table: Table,
-        kinds: str = "plain own own own two parent parent both grand average average average",
+        kinds: str = "plain own own own two two parent parent both both grand average average average",
         without: Sequence[Column] = (),
     ) -> Phrase:
         """A noun phrase about rows of a table, with conditions on them or on rows they refer to."""
@@ -179,6 +185,10 @@ class Draw:
             if kind == "grand":
                 upper = self.one([e for e in self.up(parent) if e.parent is not table])
                 joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
+            if len(parent.title) == 2 and kind == "parent" and self.chance(0.5):
+                row = self.one(list(zip(*(c.values for c in parent.title), strict=False)))
+                where = tuple(f"{c.ref} = {literal(value)}" for c, value in zip(parent.title, row, strict=True))
+                return Phrase(f"{many} whose {role} is {row[0]} {row[1]}", table, where, joins, ("equal", "equal"))
             found, column = self.condition(parent)
             words = self._related(role, parent, found, column, one=edge.column.is_unique)
             if kind == "parent" and self.rng.random() < 0.3:
@@ -196,6 +206,10 @@ class Draw:
         if kind == "own":
             return Phrase(_with(many, first, self.rng), table, (first.sql,), (), (first.sort,), (one,))
         second, other = self.condition(table, (one, *without))
+        sorts, columns = (first.sort, second.sort), (one, other)
+        if self.chance(0.3):
+            words = f"{many} with {first.noun} or with {second.noun}"
+            return Phrase(words, table, (f"({first.sql} OR {second.sql})",), (), sorts, columns)
         if second.being:
             first, second = second, first
         if first.being:
@@ -204,7 +218,7 @@ class Draw:
             words = f"{many} with {first.noun} and {second.noun}"
         else:
             words = f"{many} whose {first.clause} and whose {second.clause}"
-        return Phrase(words, table, (first.sql, second.sql), (), (first.sort, second.sort), (one, other))
+        return Phrase(words, table, (first.sql, second.sql), (), sorts, columns)
 
     def _related(self, role: str, parent: Table, found: Condition, column: Column, one: bool) -> str:
         """ "whose policy has policy type 'auto'": a condition on the row that is referred to."""

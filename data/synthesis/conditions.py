@@ -17,7 +17,7 @@ from typing import Any
 
 from data.synthesis.query import literal
 from data.synthesis.schema import Column, Meaning, Stored, repeated
-from data.synthesis.words import a, date_said, is_plural, listed, singular, value_said
+from data.synthesis.words import a, be, date_said, is_plural, listed, singular, value_said
 
 
 class NoFit(Exception):
@@ -71,7 +71,7 @@ def equal(rng: random.Random, column: Column) -> Condition:
     noun = f"the {words} {said}" if column.meaning is Meaning.NAME or rng.random() < 0.5 else f"{a(words)} of {said}"
     if isinstance(value, (int, float)) and _is_counted(words):
         noun = f"{said} {words if value != 1 else singular(words)}"
-    return Condition(f"{column.ref} = {literal(value)}", noun, f"{words} is {said}", "equal", being, value=said)
+    return Condition(f"{column.ref} = {literal(value)}", noun, f"{be(words)} {said}", "equal", being, value=said)
 
 
 def _unequal(rng: random.Random, column: Column) -> Condition:
@@ -79,7 +79,7 @@ def _unequal(rng: random.Random, column: Column) -> Condition:
         raise NoFit
     plain = equal(rng, column)
     words = _called(rng, column)
-    noun, clause = f"{a(words)} other than {plain.value}", f"{words} is not {plain.value}"
+    noun, clause = f"{a(words)} other than {plain.value}", f"{be(words)} not {plain.value}"
     being = f"not {plain.being}" if plain.being else ""
     return Condition(plain.sql.replace(" = ", " != ", 1), noun, clause, "unequal", being)
 
@@ -89,7 +89,7 @@ def _either(rng: random.Random, column: Column) -> Condition:
     options = [value for value in repeated(column.values)[:12] if value != ""]
     if len(options) < 3:
         raise NoFit
-    chosen = rng.sample(options, rng.choice((2, 2, 3)) if len(options) > 3 else 2)
+    chosen = rng.sample(options, rng.choice((2, 2, 2, 3)) if len(options) > 3 else 2)
     words, each = _called(rng, column), [_said(rng, column, value) for value in chosen]
     if any(text[0] == "'" for text in each):
         each = [text if text[0] == "'" else f"'{text}'" for text in each]
@@ -97,7 +97,7 @@ def _either(rng: random.Random, column: Column) -> Condition:
     tests = [f"{column.ref} = {literal(value)}" for value in chosen]
     sql = f"({' OR '.join(tests)})" if len(chosen) == 2 else f"{column.ref} IN ({', '.join(map(literal, chosen))})"
     being = f"from {said}" if words in _ORIGINS and said[0] != "'" else ""
-    return Condition(sql, f"the {words} {said}", f"{words} is {said}", "either", being)
+    return Condition(sql, f"the {words} {said}", f"{be(words)} {said}", "either", being)
 
 
 _COMPARISONS = (
@@ -121,7 +121,7 @@ def _compare(rng: random.Random, column: Column) -> Condition:
         said = {">": "more than", "<": fewer, ">=": "at least", "<=": "at most"}[operator]
         clause = f"number of {words} is {said.replace('fewer', 'less')} {value}"
         return Condition(sql, f"{said} {value} {words}", clause, "compare")
-    return Condition(sql, f"{a(words)} {noun.format(value)}", f"{words} is {clause.format(value)}", "compare")
+    return Condition(sql, f"{a(words)} {noun.format(value)}", f"{be(words)} {clause.format(value)}", "compare")
 
 
 def _between(rng: random.Random, column: Column) -> Condition:
@@ -136,7 +136,7 @@ def _span(rng: random.Random, column: Column, ref: str, ends: list[str], said: l
     sql, between = f"{ref} BETWEEN {low} AND {high}", f"between {said[0]} and {said[1]}"
     if column.is_number and _is_counted(words):
         return Condition(sql, f"{between} {words}", f"number of {words} is {between}", sort)
-    return Condition(sql, f"{a(words)} {between}", f"{words} is {between}", sort)
+    return Condition(sql, f"{a(words)} {between}", f"{be(words)} {between}", sort)
 
 
 def date_parts(column: Column) -> tuple[str, str]:
@@ -190,7 +190,7 @@ def _date_compare(rng: random.Random, column: Column) -> Condition:
         word = word.replace("on or after", "in or after")
     words = _called(rng, column)
     return Condition(
-        f"{day} {operator} {value}", f"{a(words)} {word} {said}", f"{words} is {word} {said}", "date_compare"
+        f"{day} {operator} {value}", f"{a(words)} {word} {said}", f"{be(words)} {word} {said}", "date_compare"
     )
 
 
@@ -201,12 +201,12 @@ def _year(rng: random.Random, column: Column) -> Condition:
         sql = f"{column.ref} LIKE '%{year}'"
     elif column.stored is Stored.YEAR:
         year = f"{value:g}" if isinstance(value, float) else str(value)
-        return Condition(f"{column.ref} = {literal(value)}", f"{a(words)} of {year}", f"{words} is {year}", "year",
+        return Condition(f"{column.ref} = {literal(value)}", f"{a(words)} of {year}", f"{be(words)} {year}", "year",
                          f"from {year}" if words == "year" else "")  # fmt: skip
     else:
         year = _day(column, value, False)[0].strip("'")[:4]
         sql = f"{date_parts(column)[1]} = '{year}'"
-    return Condition(sql, f"{a(words)} in {year}", f"{words} is in {year}", "year")
+    return Condition(sql, f"{a(words)} in {year}", f"{be(words)} in {year}", "year")
 
 
 def _like(rng: random.Random, column: Column) -> Condition:
@@ -234,8 +234,8 @@ def _like(rng: random.Random, column: Column) -> Condition:
 def _missing(rng: random.Random, column: Column) -> Condition:
     words = _called(rng, column)
     if rng.random() < 0.35:
-        return Condition(f"{column.ref} IS NULL", f"no {words}", f"{words} is missing", "null")
-    return Condition(f"{column.ref} IS NOT NULL", f"a known {words}", f"{words} is known", "not_null")
+        return Condition(f"{column.ref} IS NULL", f"no {words}", f"{be(words)} missing", "null")
+    return Condition(f"{column.ref} IS NOT NULL", f"a known {words}", f"{be(words)} known", "not_null")
 
 
 def _flag(rng: random.Random, column: Column) -> Condition:
@@ -265,16 +265,9 @@ _BUILDERS: dict[Meaning, tuple[Builder, ...]] = {
     Meaning.DATE: (_date_compare, _year, _date_between),
     Meaning.FLAG: (_flag,),
 }
-WEIGHTS = {
-    Meaning.CATEGORY: 6,
-    Meaning.QUANTITY: 3,
-    Meaning.LEVEL: 3,
-    Meaning.DATE: 3,
-    Meaning.NAME: 2,
-    Meaning.FLAG: 3,
-    Meaning.TEXT: 0.7,
-    Meaning.DETAIL: 0.7,
-}
+WEIGHTS = dict.fromkeys(_BUILDERS, 3.0) | {
+    Meaning.CATEGORY: 6, Meaning.NAME: 2, Meaning.TEXT: 0.7, Meaning.DETAIL: 0.7,
+}  # fmt: skip
 SORTS = "equal unequal either compare between date_compare date_between year like null not_null flag".split()
 
 

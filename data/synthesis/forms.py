@@ -104,7 +104,7 @@ def _grouped(draw: Draw) -> tuple[Table, Column, str, Query, Phrase]:
     The column is most often one of the table's own, else one of a row it refers to.
     """
     table = draw.table()
-    edges = draw.up(table)
+    edges = [edge for edge in draw.up(table) if not edge.column.is_unique]
     if edges and draw.chance(0.4):
         edge = draw.one(edges)
         column = draw.column(edge.parent, Meaning.CATEGORY, Meaning.CATEGORY, Meaning.NAME, nullable=False)
@@ -115,7 +115,7 @@ def _grouped(draw: Draw) -> tuple[Table, Column, str, Query, Phrase]:
             words = f"{edge.role} {words}"
         if column.meaning is Meaning.NAME:
             words = draw.one((edge.role, words))
-        phrase = Phrase(draw.many(table), table, joins=(edge.join,))
+        phrase = replace(draw.phrase(table, "plain plain plain own"), joins=(edge.join,))
     else:
         column = draw.column(table, Meaning.CATEGORY, nullable=False)
         words, phrase = draw.one(column.words), draw.phrase(table, "plain plain plain own", (column,))

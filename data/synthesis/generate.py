@@ -134,7 +134,7 @@ def _due(
 
 def drafts_of(draw: Draw, level: Difficulty, family: str) -> Iterator[Draft]:
     """Drafts of one level and family."""
-    names = ("list", "count", "aggregate") if family == "average" else (family.removesuffix(" joined"),)
+    names = ("list", "count", "aggregate", "joined_list") if family == "average" else (family.removesuffix(" joined"),)
     for _ in range(_TRIES):
         name = draw.one(names)
         try:

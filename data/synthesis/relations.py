@@ -7,7 +7,7 @@ from dataclasses import replace
 from data.synthesis import conditions
 from data.synthesis.compose import SHOWN, Draft, Draw, Edge, called, counted, refs
 from data.synthesis.conditions import NoFit
-from data.synthesis.query import Query
+from data.synthesis.query import Query, identifier
 from data.synthesis.schema import Column, Meaning
 from data.synthesis.words import plural
 
@@ -50,7 +50,7 @@ def _joined_list(draw: Draw) -> Draft:
     if draw.chance(0.3):
         theirs = [draw.column(edge.parent, Meaning.NAME, Meaning.CATEGORY, Meaning.LEVEL)]
     mine = draw.shown(edge.child, draw.one((1, 1, 2)))
-    phrase = draw.phrase(edge.child, "plain plain own", mine)
+    phrase = draw.phrase(edge.child, "plain plain own own average", mine)
     query = Query(refs((*mine, *theirs)), edge.child.name, (edge.join,), phrase.where)
     slots = {"mine": called(draw, mine), "theirs": called(draw, theirs), "one": edge.child.singular, "role": edge.role}
     if phrase.where or draw.chance(0.6):
@@ -81,12 +81,15 @@ def _parents_of(draw: Draw) -> Draft:
 
 
 def _without(draw: Draw) -> Draft:
-    """Parents that have no child, or no child of some kind: by NOT IN, or by EXCEPT where the words say "except"."""
+    """Parents that have no child, or no child of some kind.
+
+    The gold has NOT IN, but EXCEPT where the words say "except", and an outer join where no child "refers to" a parent.
+    """
     edge, many = _children(draw)
     found = draw.condition(edge.child)[0] if draw.chance(0.4) and not edge.child.is_link else None
     sorts = (found.sort,) if found else ()
-    shown = _names(edge, draw, draw.one((1, 1, 2)))
-    inner = Query((edge.column.ref,), edge.child.name, where=(found.sql,) if found else ())
+    shown = [edge.target] if draw.chance(0.2) else _names(edge, draw, draw.one((1, 1, 2)))
+    inner = edge.children([edge.target], (found.sql,) if found else ())
     query = Query(refs(shown), edge.parent.name, where=(f"{edge.target.ref} NOT IN ({inner.sql})",))
     slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural,
              "np": f"{many} with {found.noun}" if found else many}  # fmt: skip
@@ -101,11 +104,14 @@ def _without(draw: Draw) -> Draft:
             return Draft(replace(query, select=select), slots, sorts, "without_measured")
         where = (query.where[0].replace(" NOT IN ", " IN "),)
         return Draft(replace(query, select=select, where=where), slots, sorts, "with_measured")
-    if how < 0.55:
-        other = Query(query.select, edge.child.name, (edge.join,), inner.where)
-        if shown[0] == edge.target and len(shown) == 1:
-            other = inner
-        return Draft(replace(query, where=(), then=("EXCEPT", other)), slots, sorts, "without_except", query.sql)
+    if how < 0.6:
+        split = replace(query, where=(), then=("EXCEPT", edge.children(shown, inner.where)))
+        return Draft(split, slots, sorts, "without_except", query.sql)
+    if how < 0.75 and not found and not edge.child.is_link:
+        slots["child"] = edge.child.singular
+        join = f"LEFT JOIN {identifier(edge.child.name)} ON {edge.column.ref} = {edge.target.ref}"
+        left = replace(query, joins=(join,), where=(f"{edge.column.ref} IS NULL",))
+        return Draft(left, slots, sorts, "without_match", query.sql)
     return Draft(query, slots, sorts)
 
 
@@ -121,7 +127,9 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
     query = Query(refs(shown), edge.child.name, (edge.join,), where, group=(edge.target.ref,))
     np = f"{many} with {found.noun}" if found else many
     slots = {"columns": called(draw, shown, several), "one": edge.parent.singular, "parents": edge.parent.plural,
-             "np": np, "tail": "", "measure": f"number of {np}"}  # fmt: skip
+             "np": np, "tail": "", "best": f"most {np}"}  # fmt: skip
+    such = f"such {many}" if found else many
+    slots["measure"] = f"number of {such}"
     numbers = [c for c in edge.child.columns if c.is_number and not c.has_null]
     if not numbers or draw.chance(0.6):
         return query, slots, edge, "COUNT(*)"
@@ -130,8 +138,10 @@ def _per_parent(draw: Draw, several: bool = False) -> tuple[Query, dict[str, str
     words = column.measured(draw.rng)
     if words.startswith("total" if adds else "average"):
         raise NoFit
-    of = "" if not found and edge.child.singular in words else f" of {np}"
-    slots["measure"] = f"{'total' if adds else 'average'} {words}{of}"
+    slots["measure"] = f"{'total' if adds else 'average'} {words}"
+    slots["best"] = f"highest {slots['measure']} of {np}"
+    if found or edge.child.singular not in words:
+        slots["measure"] += f" of {such}"
     return query, slots, edge, f"{'SUM' if adds else 'AVG'}({column.number})"
 
 
@@ -146,7 +156,6 @@ def _each_parent(draw: Draw) -> Draft:
 def _top_parent(draw: Draw) -> Draft:
     count = draw.one((1, 1, 1, 2, 3))
     query, slots, _, measure = _per_parent(draw, several=count > 1)
-    slots["best"] = f"most {slots['np']}" if measure == "COUNT(*)" else f"highest {slots['measure']}"
     query = replace(query, order=measure, descending=True, limit=count)
     if draw.chance(0.25):
         query = replace(query, select=(*query.select, measure))
@@ -156,12 +165,14 @@ def _top_parent(draw: Draw) -> Draft:
 
 
 def _having_parent(draw: Draw) -> Draft:
-    query, slots, edge, _ = _per_parent(draw, several=True)
+    query, slots, edge, measure = _per_parent(draw, several=True)
+    if measure != "COUNT(*)":
+        raise NoFit
     share = max(1, edge.child.rows // max(1, edge.parent.rows))
     tail, slots["number"] = counted(max(share, 2), 2 * share + 1, draw, few=False)
     if draw.chance(0.2):
         query = replace(query, select=(*query.select, "COUNT(*)"))
-        slots["tail"] = f" and the number of {slots['np']}"
+        slots["tail"] = f" and the {slots['measure']}"
     return Draft(replace(query, having=f"COUNT(*) {tail}"), slots)
 
 
@@ -172,10 +183,14 @@ def _parent_of_top(draw: Draw) -> Draft:
     word, descending = draw.superlative(column)
     shown = _names(edge, draw) if draw.chance(0.7) else draw.shown(edge.parent, 1)
     phrase = draw.phrase(edge.child, "plain plain own", (column,))
-    query = Query(refs(shown), edge.child.name, (edge.join,), phrase.where)
-    query = replace(query, order=column.number, descending=descending, limit=1)
-    slots = {"theirs": called(draw, shown), "role": edge.role, "one": edge.child.singular,
-             "best": f"{word} {column.measured(draw.rng)}"}  # fmt: skip
+    joined = Query(refs(shown), edge.child.name, (edge.join,), phrase.where)
+    query = replace(joined, order=column.number, descending=descending, limit=1)
+    key = column.measured(draw.rng)
+    slots = {"theirs": called(draw, shown), "role": edge.role, "one": edge.child.singular, "best": f"{word} {key}"}
+    if column.is_number and not phrase.where and draw.chance(0.2):
+        function, slots["best"] = ("MAX", f"maximum {key}") if descending else ("MIN", f"minimum {key}")
+        inner = Query((f"{function}({column.number})",), edge.child.name).sql
+        return phrase.draft(replace(joined, where=(f"{column.number} = ({inner})",)), "parent_of_top", **slots)
     return phrase.draft(query, "parent_of_top_where" if phrase.where else "parent_of_top", **slots)
 
 
@@ -206,8 +221,9 @@ def _both_children(draw: Draw) -> Draft:
 
     The two kinds are rows of one table that meet different conditions, or rows of two tables.
     """
-    (edge, many), (other, others) = _children(draw), _children(draw)
-    shown = _names(edge, draw, draw.one((1, 1, 2)))
+    edge, many = _children(draw)
+    other, others = _children(draw)
+    shown = [edge.target] if draw.chance(0.2) else _names(edge, draw, draw.one((1, 1, 2)))
     slots = {"columns": called(draw, shown, many=True), "parents": edge.parent.plural, "child": edge.child.singular}
     ends, kind = (edge, other), "two"
     where: list[tuple[str, ...]] = [(), ()]
@@ -224,8 +240,8 @@ def _both_children(draw: Draw) -> Draft:
             raise NoFit
         ends, kind, where = (edge, edge), "children", [(first.sql,), (second.sql,)]
         slots |= {"np": many, "first": first.noun, "second": second.noun}
-    left, right = (Query(refs(shown), e.child.name, (e.join,), w) for e, w in zip(ends, where, strict=True))
-    inner = [Query((e.column.ref,), e.child.name, where=w).sql for e, w in zip(ends, where, strict=True)]
+    left, right = (e.children(shown, w) for e, w in zip(ends, where, strict=True))
+    inner = [e.children([e.target], w).sql for e, w in zip(ends, where, strict=True)]
     operator, also, wording = draw.one((("INTERSECT", "IN", "both"), ("EXCEPT", "NOT IN", "but")))
     tests = (f"{edge.target.ref} IN ({inner[0]})", f"{ends[1].target.ref} {also} ({inner[1]})")
     twin = Query(refs(shown), edge.parent.name, where=tests)

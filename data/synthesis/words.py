@@ -20,7 +20,7 @@ _MONTHS = ("January February March April May June July August September October 
 def tokens(identifier: str) -> list[str]:
     """The words of an identifier in lower case: snake_case, camelCase and spaces part them."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=\d)", " ", identifier)
-    return [part.lower() for part in re.split(r"[^A-Za-z0-9]+", parted) if part]
+    return [part.lower() for part in re.split(r"[\W_]+", parted) if part] or [identifier]
 
 
 def spoken(parts: Sequence[str]) -> str:
@@ -113,6 +113,11 @@ def a(words: str) -> str:
     if words.rpartition(" ")[2] in LISTS["uncountable"]:
         return words
     return f"{'an' if re.match(r'[aeiouAEIO](?!ni|ne|se)', words) else 'a'} {words}"
+
+
+def be(words: str) -> str:
+    """ "price is", "earnings are"."""
+    return f"{words} {'are' if words.endswith('s') and words.split()[-1] in LISTS['uncountable'] else 'is'}"
 
 
 def date_said(day: str) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from shared.evaluation import __main__ as evaluate
 from shared.records import read_questions
 from shared.sql.database import Database
 from tests.beside import REAL_DATA, needs_real_data
-from tests.data.conftest import ROOT, settings
+from tests.data.conftest import ROOT, Command, settings
 
 CONFIG = settings()
 GOOD = {"database": "pets", "question": "How many pets?", "sql": "SELECT count(*) FROM pets"}
@@ -271,14 +269,16 @@ def test_a_folder_of_databases_alone_asks_nothing(tmp_path: Path) -> None:
         find_source(jsonl(tmp_path, GOOD), tmp_path / "none")
 
 
-def test_the_command_prints_the_report_and_writes_nothing(tmp_path: Path) -> None:
+def test_the_command_prints_the_report_and_writes_nothing(command: Command, tmp_path: Path) -> None:
     database(tmp_path / "pets.sqlite")
-    command = [sys.executable, "-m", "data", "import", str(jsonl(tmp_path, GOOD))]
-    done = subprocess.run([*command, "--check"], cwd=ROOT, capture_output=True, text=True)
+    source = jsonl(tmp_path, GOOD)
+    done = command("import", source, "--check")
     assert done.returncode == 0
     assert done.stdout.startswith("usable questions: 1, databases: 1\n")
+    assert "too few to train on: 20 questions are the smallest useful number" in done.stdout
+    assert done.stdout.endswith("next: the same command with `--out imported` instead of --check\n")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["pets.sqlite", "questions.jsonl"]
-    refused = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    refused = command("import", source)
     assert (refused.returncode, "Give either --out FOLDER" in refused.stderr) == (2, True)
 
 

@@ -10,9 +10,16 @@ import pytest
 from data.stage import plan, run
 from shared.errors import UserError
 from shared.runs.manifest import MANIFEST, RunDirectory, read_manifest
-from tests.data.conftest import ROOT, SpiderWriter, settings
+from tests.data.conftest import ROOT, Command, SpiderWriter, settings
 
 SMALL = ("data.questions_per_database=6", "data.copies=0")
+
+
+@pytest.fixture
+def pets(spider_folder: SpiderWriter) -> str:
+    """The setting for 50 questions on one database."""
+    rows = [{"db_id": "pets", "question": f"Above {i}?", "query": f"SELECT age > {i} FROM pets"} for i in range(50)]
+    return f"data.sources={spider_folder(rows)}"
 
 
 def digest(folder: Path) -> dict[str, str]:
@@ -21,13 +28,7 @@ def digest(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "data", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-
-
-def test_the_same_settings_give_the_same_files_byte_for_byte(tmp_path: Path) -> None:
+def test_the_same_settings_give_the_same_files_byte_for_byte_also_after_a_loss(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path / "run")
     config = settings(*SMALL, "data.copies=1")
     folder = run(config, directory)
@@ -36,21 +37,24 @@ def test_the_same_settings_give_the_same_files_byte_for_byte(tmp_path: Path) -> 
     (folder / "test.jsonl").write_text("half a fi")
     run(config, directory)
     assert digest(folder) == first
+    (folder / "databases" / "insurance.sqlite").unlink()
+    run(config, directory)
+    assert digest(folder) == first
     assert {"train.jsonl", "val.jsonl", "test.jsonl", "databases/insurance.sqlite"} <= set(first)
     assert any(name.startswith("copies/") for name in first)
 
 
 def test_a_finished_stage_is_skipped_until_a_setting_changes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pets: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory = RunDirectory(tmp_path / "run")
-    run(settings(*SMALL), directory)
+    run(settings(pets), directory)
     before = (directory.data / MANIFEST).stat().st_mtime_ns
     capsys.readouterr()
-    run(settings(*SMALL), directory)
+    run(settings(pets), directory)
     assert "already prepared" in capsys.readouterr().out
     assert (directory.data / MANIFEST).stat().st_mtime_ns == before
-    run(settings(*SMALL, "seed=1"), directory)
+    run(settings(pets, "seed=1"), directory)
     assert (directory.data / MANIFEST).stat().st_mtime_ns != before
 
 
@@ -58,24 +62,17 @@ def test_a_finished_stage_is_skipped_until_a_setting_changes(
     ("rows", "says"),
     [(None, r"data\.sources: there is no"), ("{}\n", r"data\.sources: no question can be read .*:1\) because")],
 )
-def test_a_wrong_source_to_avoid_leaves_what_was_prepared(tmp_path: Path, rows: str | None, says: str) -> None:
+def test_a_wrong_source_to_avoid_leaves_what_was_prepared(
+    pets: str, tmp_path: Path, rows: str | None, says: str
+) -> None:
     directory, file = RunDirectory(tmp_path / "run"), tmp_path / "other.jsonl"
-    run(settings(*SMALL), directory)
+    run(settings(pets), directory)
     before = read_manifest(directory.data)
     if rows:
         file.write_text(rows)
     with pytest.raises(UserError, match=says):
-        run(settings(*SMALL, f"data.sources=[demo, {{path: {file}, use: avoid}}]"), directory)
+        run(settings(f"data.sources=[{pets.partition('=')[2]}, {{path: {file}, use: avoid}}]"), directory)
     assert read_manifest(directory.data) == before
-
-
-def test_a_deleted_database_is_made_again(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path / "run")
-    run(settings(*SMALL), directory)
-    first = digest(directory.data)
-    (directory.data / "databases" / "insurance.sqlite").unlink()
-    run(settings(*SMALL), directory)
-    assert digest(directory.data) == first
 
 
 def test_a_changed_spider_file_prepares_again(spider_folder: SpiderWriter, tmp_path: Path) -> None:
@@ -104,19 +101,21 @@ def test_the_plan_names_source_and_files(tmp_path: Path) -> None:
     assert any(line.endswith("test.jsonl") for line in lines)
 
 
-def test_the_command_prints_a_table_and_a_dry_run_changes_nothing(tmp_path: Path) -> None:
-    options = ["--profile", "cpu", "--set", f"runs_dir={tmp_path}", *(part for one in SMALL for part in ("--set", one))]
+def test_the_command_prints_a_table_and_a_dry_run_changes_nothing(command: Command, pets: str, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    options = ["--profile", "cpu", "--set", f"runs_dir={runs}", "--set", pets]
     dry = command(*options, "--dry-run")
     assert dry.returncode == 0
     assert "to be prepared" in dry.stdout
-    assert list(tmp_path.iterdir()) == []
-    done = command(*options)
+    assert not runs.exists()
+    done = subprocess.run([sys.executable, "-m", "data", *options], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "unseen databases" in done.stdout
-    assert (tmp_path / "main" / "data" / MANIFEST).exists()
+    assert "0 of 1 databases held out for tests" in done.stdout
+    assert "on seen databases; unseen: none" in done.stdout
+    assert (runs / "main" / "data" / MANIFEST).exists()
 
 
-def test_a_missing_spider_folder_ends_in_one_sentence(tmp_path: Path) -> None:
+def test_a_missing_spider_folder_ends_in_one_sentence(command: Command, tmp_path: Path) -> None:
     result = command("--profile", "cpu", "--set", f"runs_dir={tmp_path}", "--set", "data.sources=no/such/folder")
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1

@@ -1,0 +1,159 @@
+"""`python -m data synthesize --paraphrase URL`: an OpenAI-compatible endpoint puts the questions into other words.
+
+The endpoint gets a question and answers with another wording. Then it gets the schema and the new wording alone, and
+answers with SQL. The new wording replaces the old one only if this SQL gives the result of the gold.
+
+Every answer is appended to a journal as it arrives, under a hash of what was asked. The same command continues after an
+interruption and pays for no answer twice. Model, concurrency, temperature and prices are those of the teacher.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from data.sql_form import question_key
+from shared.agent.chat_client import API_KEY, ChatClient, ContextOverflow, InfrastructureError
+from shared.agent.episode import submitted_block
+from shared.config.schema import ADDRESS, Config
+from shared.errors import UserError
+from shared.evaluation.run import play_all
+from shared.records import JsonlTail, Question, write_jsonl
+from shared.reward.execution_match import execution_match
+from shared.reward.queries import gold_is_ordered
+from shared.runs.manifest import fingerprint
+from shared.sql.database import Database, SqlError, quoted
+
+JOURNAL = "paraphrases.jsonl"
+_ANSWER_TOKENS = 1024
+_LONGEST = 500  # characters of a question
+_REWRITE = (
+    "Rewrite the user's question as another person would ask a colleague. Keep its meaning, every name, value and "
+    "number, what is to be listed and in which order. Answer with the rewritten question alone."
+)
+_QUERY = (
+    "You write SQLite queries. Answer the user's question with one query in a ```sql block. The query returns exactly "
+    "the columns that the question asks for. The database:\n\n"
+)
+
+
+def check_address(url: str) -> None:
+    """Raise UserError unless `url` can be the address of an endpoint."""
+    if not re.fullmatch(ADDRESS, url):
+        raise UserError(f"--paraphrase {url!r} is no address; write one like http://127.0.0.1:8000/v1.")
+
+
+def paraphrase(
+    questions: Sequence[Question], database: Database, config: Config, url: str, journal: Path
+) -> tuple[list[Question], str]:
+    """The questions, each in other words where these are accepted, and one line with the counts and the bill.
+
+    Raises UserError when the endpoint fails for good; the same call with the same journal continues.
+    """
+    endpoint = _Endpoint(url, config, journal)
+    asyncio.run(endpoint.play(questions, _schema(database)))
+    taken = {question_key(question.question) for question in questions}
+    refused: Counter[str] = Counter()
+    reworded = []
+    for question in questions:
+        text, sql = endpoint.rewritten.get(question.id, ""), endpoint.queries.get(question.id, "")
+        reason = _flaw(text, taken) or _disagreement(sql, question, database)
+        refused.update([reason] if reason else [])
+        taken.add(question_key(text))
+        reworded.append(question if reason else replace(question, question=text))
+    return reworded, endpoint.bill_line(len(questions), refused)
+
+
+class _Endpoint:
+    """The answers of one endpoint, in memory and in the journal."""
+
+    def __init__(self, url: str, config: Config, journal: Path) -> None:
+        self.rewritten: dict[str, str] = {}  # question id -> its new wording
+        self.queries: dict[str, str] = {}  # question id -> the SQL that the new wording led to
+        self._url, self._teacher, self._journal = url, config.teacher, journal
+        self._used: dict[str, dict[str, int]] = {}  # hash of what was asked -> tokens
+        rows = JsonlTail(journal).new_rows()
+        self._known = {row["asked"]: row for row in rows if {"asked", "answer"} <= set(row)}
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(journal, rows)  # drops a half-written last line
+
+    async def play(self, questions: Sequence[Question], schema: str) -> None:
+        """Fill `rewritten` and `queries`."""
+        async with ChatClient(self._url, os.environ.get(API_KEY, ""), self._teacher.model) as chat:
+
+            async def ask(question: Question) -> None:
+                text = await self._answer(chat, _REWRITE, question.question, self._teacher.temperature)
+                text = " ".join(text.encode(errors="ignore").decode().split()).strip('"')
+                self.rewritten[question.id] = text
+                if not _flaw(text, {question_key(question.question)}):
+                    answer = await self._answer(chat, _QUERY + schema, text, 0.0)
+                    self.queries[question.id] = submitted_block(answer) or answer.strip()
+
+            await play_all(questions, ask, self._teacher.concurrency, "paraphrasing")
+
+    async def _answer(self, chat: ChatClient, system: str, user: str, temperature: float) -> str:
+        """The answer to one request, from the journal where it is there; "" when the prompt is too long."""
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        asked = fingerprint(url=self._url, model=self._teacher.model, temperature=temperature, messages=messages)
+        if asked not in self._known:
+            try:
+                completion = await chat.complete(messages, tools=(), max_tokens=_ANSWER_TOKENS, temperature=temperature)
+            except ContextOverflow:
+                return ""
+            except InfrastructureError as error:
+                raise UserError(
+                    f"The endpoint {self._url} failed ({error}); mend that and run the same command again, it "
+                    "continues."
+                ) from error
+            row = {"asked": asked, "answer": completion.content, "prompt_tokens": completion.prompt_tokens}
+            self._known[asked] = {**row, "completion_tokens": completion.completion_tokens}
+            with self._journal.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(self._known[asked]) + "\n")
+        self._used[asked] = self._known[asked]
+        return str(self._known[asked]["answer"])
+
+    def bill_line(self, asked: int, refused: Counter[str]) -> str:
+        """What became of the questions and what the answers cost since the first start, as one line."""
+        kinds = ("prompt_tokens", "completion_tokens")
+        prompt, completion = (sum(row[kind] for row in self._used.values()) for kind in kinds)
+        cost = (prompt * self._teacher.prompt_price + completion * self._teacher.completion_price) / 1e6
+        reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items()) or "none"
+        return (
+            f"paraphrase: {asked - refused.total()} of {asked} questions accepted, {refused.total()} refused "
+            f"({reasons}); {len(self._used):,} requests, {prompt:,} prompt and {completion:,} completion tokens"
+            + (f", cost {round(cost, 6):g}" if cost else "")
+        )
+
+
+def _flaw(text: str, taken: set[str]) -> str:
+    """Why a new wording is refused before its SQL is looked at, or ""."""
+    if not text or len(text) > _LONGEST:
+        return "no question"
+    return "asked already" if question_key(text) in taken else ""
+
+
+def _disagreement(sql: str, question: Question, database: Database) -> str:
+    """Why the SQL that a new wording led to does not confirm it, or ""."""
+    try:
+        gold, answer = (database.execute(text, database.limits.max_compare_rows) for text in (question.gold_sql, sql))
+    except SqlError:
+        return "no SQL that runs"
+    return "" if execution_match(gold, answer, ordered=gold_is_ordered(question.gold_sql)) else "other result"
+
+
+def _schema(database: Database) -> str:
+    """The tables as CREATE TABLE statements."""
+    statements = []
+    for table in database.schema.tables:
+        links = [f" REFERENCES {column.references}" if column.references else "" for column in table.columns]
+        columns = [
+            f"{quoted(column.name)} {column.type}{link}" for column, link in zip(table.columns, links, strict=True)
+        ]
+        statements.append(f"CREATE TABLE {quoted(table.name)} ({', '.join(columns)});")
+    return "\n".join(statements)
