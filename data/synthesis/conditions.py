@@ -17,7 +17,7 @@ from typing import Any
 
 from data.synthesis.query import literal
 from data.synthesis.schema import Column, Meaning, Stored, repeated
-from data.synthesis.words import a, be, date_said, is_plural, listed, singular, value_said
+from data.synthesis.words import a, be, date_said, is_participle, is_plural, listed, singular, value_said
 
 
 class NoFit(Exception):
@@ -49,7 +49,7 @@ def _called(rng: random.Random, column: Column) -> str:
 
 def _is_counted(words: str) -> bool:
     """Whether a number goes before the words: "4 cylinders", "9 injured"."""
-    return is_plural(words) or re.fullmatch(r"\w+ed", words) is not None
+    return is_plural(words) or is_participle(words)
 
 
 def equal(rng: random.Random, column: Column) -> Condition:

@@ -83,7 +83,7 @@ class Column:
     def measured(self, rng: random.Random) -> str:
         """What its values are called: "price", "number of cylinders"."""
         called = rng.choice(self.words)
-        several = words.is_plural(called) or re.fullmatch(r"\w+ed", called)
+        several = words.is_plural(called) or words.is_participle(called)
         counts = self.is_number and several and not set(called.split()) & words.LISTS["uncountable"]
         return f"number of {called}" if counts else called
 
@@ -397,7 +397,8 @@ def _titled(table: Table) -> Table:
             table, best = _with_meaning(table, column, Meaning.NAME)
             break
     title = best or table.key
-    if best and not best.is_unique and best.words[0] == "name" and not table.key:  # many rows for one category
+    others = [c for c in table.columns if c.meaning not in (Meaning.KEY, Meaning.IGNORED, Meaning.REFERENCE)]
+    if best and not best.is_unique and others == [best]:  # a name and to whom it belongs: rows are not what is named
         table = replace(table, singular=f"{table.singular} entry", plural=f"{table.singular} entries")
     return replace(table, title=(title,) if title else ())
 

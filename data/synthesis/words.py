@@ -39,6 +39,11 @@ def is_plural(words: str) -> bool:
     return singular(words) != words
 
 
+def is_participle(words: str) -> bool:
+    """Whether it is one word like "injured", which counts as if "people" followed."""
+    return re.fullmatch(r"\w+ed", words) is not None
+
+
 def table_words(name: str, prefix: Sequence[str]) -> tuple[str, str]:
     """Singular and plural of what a row of the table is; `prefix` are tokens that all tables begin with."""
     parts = tokens(name)
