@@ -90,7 +90,10 @@ class Reward:
 
 @dataclass(frozen=True)
 class Episode:
-    """One run of the agent on one question, a line of every `episodes.jsonl`. `messages` starts with the system prompt."""
+    """One run of the agent on one question, a line of every `episodes.jsonl`.
+
+    `messages` starts with the system prompt.
+    """
 
     question_id: str
     turns: tuple[Turn, ...]

@@ -1,11 +1,11 @@
 """The processes that stage 2 owns: Agent Lightning's gateway, our controller, and the trainer with its Ray.
 
-All of them listen only on the loopback address, on free ports, behind a random key, and end with the `with` block or with
-the runner. The one exception is torch's rendezvous socket, which torch binds to every address.
+All of them listen only on the loopback address, on free ports, behind a random key, and end with the `with` block or
+with the runner. The one exception is torch's rendezvous socket, which torch binds to every address.
 
 Two settings move parts elsewhere. With grpo.ray_address the trainer's workers belong to a Ray cluster, and the gateway
-listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are external. They read model,
-temperature and settings when they start, so a changed run needs them restarted.
+listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are external. They read
+model, temperature and settings when they start, so a changed run needs them restarted.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
         key = _key_of_external_gateway(url, gateway_argv, settings_file)
         if config.grpo.job_template:
             print(
-                "grpo: Jobs (grpo.job_template) record no episodes, so accuracy is unknown: only NaN and entropy stop the "
-                "run, safety.patience is off, and the newest step is exported",
+                "grpo: Jobs (grpo.job_template) record no episodes, so accuracy is unknown: only NaN and entropy stop "
+                "the run, safety.patience is off, and the newest step is exported",
                 flush=True,
             )
         yield Rollouts(settings_file, key, ())

@@ -316,9 +316,9 @@ class GrpoConfig(Section):
             )
         if self.rollout_log_probs and (self.temperature != 1.0 or self.importance_cap is not None):
             raise UserError(
-                "Setting grpo.rollout_log_probs needs grpo.temperature 1.0, because the server reports log-probabilities at "
-                "that temperature, and no grpo.importance_cap, which corrects log-probabilities of the trainer; set it to "
-                "false."
+                "Setting grpo.rollout_log_probs needs grpo.temperature 1.0, because the server reports "
+                "log-probabilities at that temperature, and no grpo.importance_cap, which corrects log-probabilities "
+                "of the trainer; set it to false."
             )
         if self.test_every > 0 and self.test_every % self.save_every:
             raise UserError(

@@ -133,8 +133,8 @@ def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
 def official(uri: str, statements: tuple[str, ...], seconds: float, decoding: str, max_bytes: int) -> list[Answer]:
     """Results of statements run one after another on one connection, as an official evaluator would see them.
 
-    Together they have `seconds`. The list ends with the first failure. Anything beyond reading makes all of them run again
-    on a private copy in memory; ATTACH and VACUUM, which concern files, count as done there.
+    Together they have `seconds`. The list ends with the first failure. Anything beyond reading makes all of them run
+    again on a private copy in memory; ATTACH and VACUUM, which concern files, count as done there.
     """
     with contextlib.closing(connect(uri, decoding)) as connection:
         connection.set_authorizer(_authorize_reading)

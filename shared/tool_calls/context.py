@@ -1,8 +1,8 @@
 """What the words around a call say about it: that it is made, or that it is only shown, refused or reported.
 
-A few rules look at the last clause before the call. If it refuses the call or speaks of it in the past, the call is not made.
-Else it is made where the speaker acts, and not where the sentence speaks of examples or of the form of calls. In the middle
-of a sentence, a call is only mentioned unless the speaker acts.
+A few rules look at the last clause before the call. If it refuses the call or speaks of it in the past, the call is not
+made. Else it is made where the speaker acts, and not where the sentence speaks of examples or of the form of calls. In
+the middle of a sentence, a call is only mentioned unless the speaker acts.
 """
 
 from __future__ import annotations

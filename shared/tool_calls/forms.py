@@ -4,8 +4,8 @@
     get_columns(table="claims")       [get_columns("claims"), ...]          literal arguments only
     get_columns {"table": "claims"}   Action: get_columns[claims]           also with ReAct's and Qwen-Agent's labels
 
-Each reader says which calls it found, or why none, and where reading goes on. A value whose end is missing was cut, and a cut
-call is no call.
+Each reader says which calls it found, or why none, and where reading goes on. A value whose end is missing was cut, and
+a cut call is no call.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The offered tools, and which calls of them a name and a value mean.
 
-Arguments get the types of the schema where nothing is lost by it (`"3"` for an integer is 3). In an explicit call, one behind
-`<tool_call>`, name and arguments are taken as they are, so that the agent can answer a wrong one. Everywhere else the tool
-must be offered and its arguments must fit, so that JSON answers, echoed tool definitions and log records stay text.
+Arguments get the types of the schema where nothing is lost by it (`"3"` for an integer is 3). In an explicit call, one
+behind `<tool_call>`, name and arguments are taken as they are, so that the agent can answer a wrong one. Everywhere
+else the tool must be offered and its arguments must fit, so that JSON answers, echoed tool definitions and log records
+stay text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The vLLM tool parser `qwen25_coder`, for vLLM 0.10 to 0.33.
 
-Installed, it is found through the entry point `vllm.general_plugins`; without an installation, vLLM takes this file of a
-clone by its path (`--tool-parser-plugin`).
+Installed, it is found through the entry point `vllm.general_plugins`; without an installation, vLLM takes this file of
+a clone by its path (`--tool-parser-plugin`).
 
-Newer vLLM calls `finish_streaming` at the end of an answer. Older vLLM gives no sign of it but the end-of-turn token, a stop
-token or the request's token limit; where all are missing (a stop string, a full context), undecided text is not sent.
+Newer vLLM calls `finish_streaming` at the end of an answer. Older vLLM gives no sign of it but the end-of-turn token, a
+stop token or the request's token limit; where all are missing (a stop string, a full context), undecided text is not
+sent.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 VERL 0.8.0 saves one shard per rank with PEFT's parameter names and has a merger of its own, which for LoRA writes the
 base weights and leaves the adapter beside them. Here the adapter is added to the weights (W + alpha/r * B A, Hu et al.
-2021, in float32) and the sum is rounded as for the rollout server (rounding.py). The result must differ from the start model, give the probe text the log-probabilities that the trainer
-gave it at that step, and choose the tokens that the rollout server then chose greedily.
+2021, in float32) and the sum is rounded as for the rollout server (rounding.py). The result must differ from the start
+model, give the probe text the log-probabilities that the trainer gave it at that step, and choose the tokens that the
+rollout server then chose greedily.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def export(
         figures |= _probe_figures(partial, probe)
         if not figures["probe_gap"] <= _TOLERANCE:  # also when it is NaN
             raise UserError(
-                f"The exported model differs from the trained policy by {figures['probe_gap']:.3f} nats per token on the probe "
-                f"text (limit {_TOLERANCE}); {kept}"
+                f"The exported model differs from the trained policy by {figures['probe_gap']:.3f} nats per token on "
+                f"the probe text (limit {_TOLERANCE}); {kept}"
             )
         if not figures["greedy_regret"] <= _NEAR_TIE:
             raise UserError(
@@ -107,8 +108,8 @@ def _probe_figures(model_folder: Path, probe: Path) -> dict[str, float]:
     """How the exported model compares with what was measured when the checkpoint was saved.
 
     `probe_gap`: mean absolute difference (nats per token) to the trainer's log-probabilities of the probe's response;
-    `greedy_equal`: share of the rollout server's greedy tokens that are the model's own choice; `greedy_regret`: how far
-    (nats) the others lie below it at most.
+    `greedy_equal`: share of the rollout server's greedy tokens that are the model's own choice; `greedy_regret`: how
+    far (nats) the others lie below it at most.
     """
     import torch
     from transformers import AutoModelForCausalLM

@@ -103,6 +103,6 @@ def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:
     """Raise UserError when the first step made no tool call at all: there is nothing to learn from."""
     if step == 1 and values["episodes"] and not values["calls"]:
         raise UserError(
-            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage 1 "
-            "longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
+            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage "
+            "1 longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
         )

@@ -1,7 +1,7 @@
 """The figures of one GRPO step or validation, from what the trainer and the controller recorded, and their printed lines.
 
-The trainer appends its metrics to a JSONL file, one row per step. The controller appends one row per episode, which names
-its step. The figures of episodes are defined in shared/evaluation/metrics.py.
+The trainer appends its metrics to a JSONL file, one row per step. The controller appends one row per episode, which
+names its step. The figures of episodes are defined in shared/evaluation/metrics.py.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Agent Lightning's own local controller starts a Python process per rollout. This one speaks the same HTTP contract (list
 QUEUING, PATCH to RUNNING, post the reward event, PATCH to SUCCEEDED or FAILED) and runs each episode as a task, so an
-episode costs only its requests. The trainer waits for every rollout it queued and has no timeout of its own. So whatever
-this controller claims, it also ends: when an episode hangs, the gateway is away for a while, the controller is stopped, or
-an earlier controller was killed.
+episode costs only its requests. The trainer waits for every rollout it queued and has no timeout of its own. So
+whatever this controller claims, it also ends: when an episode hangs, the gateway is away for a while, the controller is
+stopped, or an earlier controller was killed.
 
     deadlines     of a model call (in the handler), an episode and a step; later results are ignored
     retries       only after an infrastructure failure, as a new attempt; the trainer reads the last attempt alone
@@ -56,8 +56,8 @@ class PooledController:
     """Claims queued rollouts first in, first out, and runs at most `concurrency` episodes at a time.
 
     The handler returns the reward of a finished episode, or None after an infrastructure failure, which is tried again.
-    After the last try, an exception or a timeout the rollout is FAILED and gets no reward event, so that it can never be
-    taken for a wrong answer.
+    After the last try, an exception or a timeout the rollout is FAILED and gets no reward event, so that it can never
+    be taken for a wrong answer.
     """
 
     def __init__(
@@ -89,7 +89,10 @@ class PooledController:
         self._cutting = False  # running episodes are cancelled, and none is started
 
     def stop(self) -> None:
-        """Make `run` drain, cancel what still runs after that, report it as FAILED and return. A second call skips the drain."""
+        """Make `run` drain, cancel what still runs after that, report it as FAILED and return.
+
+        A second call skips the drain.
+        """
         if self._stopping:
             self._hurry.set()
         self._stopping = True
@@ -203,7 +206,10 @@ class PooledController:
 
 
 async def _outcome(task: RolloutTask, handling: asyncio.Task[Reward | None], seconds: float) -> Reward | str:
-    """The reward, or one sentence on why there is none. Never raises for a handler: one episode must not hurt another."""
+    """The reward, or one sentence on why there is none.
+
+    Never raises for a handler: one episode must not hurt another.
+    """
     finished, _ = await asyncio.wait({handling}, timeout=task.timeout_seconds)
     if not finished:
         handling.cancel()
@@ -256,8 +262,8 @@ def main() -> None:
 def append(file: Path, episode: Episode) -> None:
     """Write one line in one write, so that a killed controller leaves no half line.
 
-    The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote controller
-    keeps running.
+    The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote
+    controller keeps running.
     """
     with file.open("a", encoding="utf-8") as stream:
         stream.write(to_json(episode) + "\n")

@@ -2,12 +2,12 @@
 
     python -m tests.bench.random_kills --kills 10 --seed 0
 
-The pipeline runner trains a tiny model on a CPU with the real gateway, controller, Ray, VERL and vLLM. Again and again one
-of its processes is killed, drawn by the seed as is the moment, and the same command is started again. An end is clean when
-the command ends by itself with one sentence and a status other than 0 (unless it was the victim), nothing of the run is left
-a minute later, and no saved step is lost. At last the run is left alone: it must complete, with every step recorded once
-and the questions of an unbroken run. Signals go only to the command that was started here and its descendants. Exit status
-1 unless all is well.
+The pipeline runner trains a tiny model on a CPU with the real gateway, controller, Ray, VERL and vLLM. Again and again
+one of its processes is killed, drawn by the seed as is the moment, and the same command is started again. An end is
+clean when the command ends by itself with one sentence and a status other than 0 (unless it was the victim), nothing of
+the run is left a minute later, and no saved step is lost. At last the run is left alone: it must complete, with every
+step recorded once and the questions of an unbroken run. Signals go only to the command that was started here and its
+descendants. Exit status 1 unless all is well.
 """
 
 from __future__ import annotations
@@ -176,8 +176,8 @@ class Bench:
         said = log.read_text(encoding="utf-8", errors="replace")
         faults = faults_of_end(kill.victim, command.returncode, said, of_run(self.folder), start)
         print(
-            f"{name}: {kill.victim} (pid {victim.pid}) in {moment}: exit {command.returncode} after {ended - struck:.1f} s, all "
-            f"gone {gone - ended:.1f} s later, {start.saved} steps saved: {'; '.join(faults) or 'clean'}\n    {_sentence(said)}",
+            f"{name}: {kill.victim} (pid {victim.pid}) in {moment}: exit {command.returncode} after {ended - struck:.1f} "
+            f"s, all gone {gone - ended:.1f} s later, {start.saved} steps saved: {'; '.join(faults) or 'clean'}\n    {_sentence(said)}",
             flush=True,
         )
         return not faults

@@ -2,11 +2,11 @@
 
     python -m tests.bench.tool_call_parsers [--cases FILE.jsonl] [--repeat N]
 
-Whole: microseconds for one answer of plain Hermes calls, the median of several rounds that alternate between the parsers.
-Streaming: a call with an 8,000-character SQL argument, one character a delta, the median of five rounds; and the cost of a
-character early and late in one of 200,000. With case files: calls and negatives each parser reads as expected, also those of the
-packages in tool_call_peers (their calls alone). Parsers that are not installed are said to be absent. Exit status 1 when a target is missed: 1.5 times hermes
-for whole answers, ten times faster when streaming.
+Whole: microseconds for one answer of plain Hermes calls, the median of several rounds that alternate between the
+parsers. Streaming: a call with an 8,000-character SQL argument, one character a delta, the median of five rounds; and
+the cost of a character early and late in one of 200,000. With case files: calls and negatives each parser reads as
+expected, also those of the packages in tool_call_peers (their calls alone). Parsers that are not installed are said to
+be absent. Exit status 1 when a target is missed: 1.5 times hermes for whole answers, ten times faster when streaming.
 """
 
 from __future__ import annotations

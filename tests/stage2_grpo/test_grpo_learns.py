@@ -1,6 +1,7 @@
 """Real GRPO of a tiny model that is right in half of its episodes, so that groups differ and updates have a direction.
 
-One run is stopped by a tripwire, goes on as the message says, and ends early with the best step; another is played by LangGraph.
+One run is stopped by a tripwire, goes on as the message says, and ends early with the best step; another is played by
+LangGraph.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Statements that try to do harm, each of which the sandbox must refuse or stop. For the insurance database of examples.py."""
+"""Statements that try to do harm, each of which the sandbox must refuse or stop.
+
+For the insurance database of examples.py.
+"""
 
 from __future__ import annotations
 

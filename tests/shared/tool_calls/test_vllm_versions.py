@@ -1,7 +1,8 @@
 """The adapter against the contracts of vLLM 0.10 to 0.33, recorded as small packages with the same names and fields.
 
-What the installed vLLM really does is tested in `test_vllm_parser`; this shows that the imports find their way elsewhere, and
-that the end of a stream is heard where vLLM announces it: to parsers that then say `engine_based_streaming`.
+What the installed vLLM really does is tested in `test_vllm_parser`; this shows that the imports find their way
+elsewhere, and that the end of a stream is heard where vLLM announces it: to parsers that then say
+`engine_based_streaming`.
 """
 
 from __future__ import annotations
