@@ -14,7 +14,7 @@ from data.synthesis import conditions
 from data.synthesis.conditions import Condition, NoFit
 from data.synthesis.query import Query, identifier, literal
 from data.synthesis.schema import Column, Meaning, Table, Understanding
-from data.synthesis.words import a, listed, plural
+from data.synthesis.words import a, is_participle, listed, plural
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ def refs(columns: Sequence[str | Column]) -> tuple[str, ...]:
 
 def _with(many: str, found: Condition, rng: random.Random) -> str:
     """ "female patients", "claims with status 'open'"."""
-    if found.being and rng.random() < 0.8:
+    if found.being and (found.sort == "flag" or rng.random() < 0.8):
         if rng.random() < 0.3:
             return f"{many} that are {found.being}"
         if " " not in found.being:
@@ -276,6 +276,9 @@ def _with(many: str, found: Condition, rng: random.Random) -> str:
 def called(draw: Draw, columns: Sequence[Column], many: bool = False) -> str:
     """Columns in a list: "name and age", plural with `many`; first and last name become one."""
     found = [draw.one(column.words) for column in columns]
+    for place, column in enumerate(columns):
+        if column.is_number and is_participle(found[place]):
+            found[place] = f"number {found[place]}"
     if len(found) >= 2 and found[0] == "first name" and found[1] == "last name" and draw.rng.random() < 0.5:
         return listed(
             ["first and last names" if many else "first and last name", *[plural(w) if many else w for w in found[2:]]]

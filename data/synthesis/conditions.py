@@ -17,7 +17,7 @@ from typing import Any
 
 from data.synthesis.query import literal
 from data.synthesis.schema import Column, Meaning, Stored, repeated
-from data.synthesis.words import a, be, date_said, is_plural, listed, singular, value_said
+from data.synthesis.words import a, be, date_said, is_participle, is_plural, listed, singular, value_said
 
 
 class NoFit(Exception):
@@ -49,7 +49,7 @@ def _called(rng: random.Random, column: Column) -> str:
 
 def _is_counted(words: str) -> bool:
     """Whether a number goes before the words: "4 cylinders", "9 injured"."""
-    return is_plural(words) or re.fullmatch(r"\w+ed", words) is not None
+    return is_plural(words) or is_participle(words)
 
 
 def equal(rng: random.Random, column: Column) -> Condition:
@@ -265,16 +265,9 @@ _BUILDERS: dict[Meaning, tuple[Builder, ...]] = {
     Meaning.DATE: (_date_compare, _year, _date_between),
     Meaning.FLAG: (_flag,),
 }
-WEIGHTS = {
-    Meaning.CATEGORY: 6,
-    Meaning.QUANTITY: 3,
-    Meaning.LEVEL: 3,
-    Meaning.DATE: 3,
-    Meaning.NAME: 2,
-    Meaning.FLAG: 3,
-    Meaning.TEXT: 0.7,
-    Meaning.DETAIL: 0.7,
-}
+WEIGHTS = dict.fromkeys(_BUILDERS, 3.0) | {
+    Meaning.CATEGORY: 6, Meaning.NAME: 2, Meaning.TEXT: 0.7, Meaning.DETAIL: 0.7,
+}  # fmt: skip
 SORTS = "equal unequal either compare between date_compare date_between year like null not_null flag".split()
 
 

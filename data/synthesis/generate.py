@@ -187,6 +187,8 @@ class Audit:
             return "nothing but zero and NULL"
         if draft.wording == "lookup" and len(result.rows) > 1:
             return "several rows of one name"
+        if draft.wording == "joined_list_where" and len(result.rows) < 2:
+            return "one row of many"
         if draft.wording == "difference" and result.rows[0][0] < 0:
             return "fewer rows, not more"
         if query.group and not query.limit and not query.having and len(result.rows) < 2:

@@ -60,9 +60,7 @@ class Column:
     table: str
     name: str
     meaning: Meaning = field(compare=False)
-    words: tuple[str, ...] = field(
-        compare=False
-    )  # what it is called; the first one is shown in the report, all of them are used
+    words: tuple[str, ...] = field(compare=False)  # what it is called; the report shows the first one
     values: tuple[Any, ...] = field(default=(), compare=False)  # a sample, in the order of the rows, without NULL
     has_null: bool = field(default=False, compare=False)
     is_unique: bool = field(default=False, compare=False)
@@ -85,7 +83,7 @@ class Column:
     def measured(self, rng: random.Random) -> str:
         """What its values are called: "price", "number of cylinders"."""
         called = rng.choice(self.words)
-        several = words.is_plural(called) or re.fullmatch(r"\w+ed", called)
+        several = words.is_plural(called) or words.is_participle(called)
         counts = self.is_number and several and not set(called.split()) & words.LISTS["uncountable"]
         return f"number of {called}" if counts else called
 
@@ -120,11 +118,8 @@ class Table:
     @property
     def is_link(self) -> bool:
         """Whether a row does nothing but connect rows of two other tables."""
-        return (
-            len(self.of(Meaning.REFERENCE))
-            == 2
-            == len([c for c in self.columns if c.meaning not in (Meaning.KEY, Meaning.IGNORED)])
-        )
+        told = [c.meaning for c in self.columns if c.meaning not in (Meaning.KEY, Meaning.IGNORED)]
+        return told == [Meaning.REFERENCE] * 2
 
 
 @dataclass(frozen=True)
@@ -175,15 +170,13 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
     one, many = words.table_words(declared.name, prefix)
     one = hint.get("words", one)
     many = hint.get("plural", words.plural(one) if "words" in hint else many)
-    shown = [f"CASE typeof({c}) WHEN 'text' THEN substr({c}, 1, 300) WHEN 'blob' THEN x'' ELSE {c} END"
-             for c in (identifier(column.name) for column in declared.columns)]  # fmt: skip
+    cells = [identifier(column.name) for column in declared.columns]
+    shown = [f"CASE typeof({c}) WHEN 'text' THEN substr({c}, 1, 300) WHEN 'blob' THEN x'' ELSE {c} END" for c in cells]
     wanted = max(50, min(_SAMPLED_ROWS, _SAMPLED_CELLS // len(shown)))
     sample = database.execute(f"SELECT {', '.join(shown)} FROM {name} LIMIT {wanted}", wanted).rows
     facts: list[tuple[int, int]] = []
     if wanted < rows <= _COUNTED_ROWS:
-        asked = ", ".join(
-            f"COUNT({c}), COUNT(DISTINCT {c})" for c in (identifier(column.name) for column in declared.columns)
-        )
+        asked = ", ".join(f"COUNT({c}), COUNT(DISTINCT {c})" for c in cells)
         (counts,) = database.execute(f"SELECT {asked} FROM {name}").rows
         facts = list(zip(counts[::2], counts[1::2], strict=True))
     drop = len(words.common_prefix([column.name for column in declared.columns]))
@@ -191,10 +184,9 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
     named = [_spoken(words.tokens(column.name)[drop:], one) or column.name for column in declared.columns]
     columns = []
     for place, column in enumerate(declared.columns):
-        cells = [row[place] for row in sample]
-        values = tuple(cell for cell in cells if cell is not None)
+        values = tuple(row[place] for row in sample if row[place] is not None)
         counted = facts[place] if facts else (len(values), len(set(map(repr, values))))
-        total = rows if facts else len(cells)
+        total = rows if facts else len(sample)
         spoken = named[place].removeprefix(f"{one} ")  # "name" for the "country name" of a country
         spoken = named[place] if spoken in named or spoken == one else spoken
         inferred = Column(
@@ -222,13 +214,9 @@ _DATES = (
     (Stored.YEAR, r"(1[5-9]|20)\d\d(\.0)?"),
     (Stored.YEAR_LAST, r"(\d{1,2}[./-]\d{1,2}[./-]|.*[a-z].*\D)(1\d|20)\d\d"),
 )
-_FLAGS: tuple[tuple[Any, Any], ...] = (
-    (1, 0),
-    *(
-        (pair.split("/")[0], pair.split("/")[1])
-        for pair in "1/0 Y/N y/n T/F t/f Yes/No yes/no true/false True/False TRUE/FALSE".split()
-    ),
-)
+_PERSON = (("first name", "forename"), ("last name", "surname"))
+_PAIRS = "1/0 Y/N y/n T/F t/f Yes/No yes/no true/false True/False TRUE/FALSE".split()
+_FLAGS: list[list[Any]] = [[1, 0], *(pair.split("/") for pair in _PAIRS)]
 
 
 def _inferred(column: Column, parts: Sequence[str], is_key: bool) -> Column:
@@ -258,19 +246,11 @@ def _inferred(column: Column, parts: Sequence[str], is_key: bool) -> Column:
     if {"gender", "sex"} & named and all(text.isdigit() for text in texts):
         return column
     numeric = not is_text or all(re.fullmatch(r"-?\d+(\.\d+)?", text) for text in texts)
-    if (
-        parts[-1:]
-        and (parts[-1] in words.LISTS["identifiers"] or (len(parts) == 1 and parts[0].endswith("id")))
-        and (column.is_unique or not is_text or len(distinct) > len(texts) / 2)
-    ):
+    mostly_own = len(distinct) > len(texts) / 2
+    identifies = parts[-1] in words.LISTS["identifiers"] or (len(parts) == 1 and parts[0].endswith("id"))
+    if (identifies and (column.is_unique or not is_text or mostly_own)) or named & words.LISTS["contacts"]:
         return replace(column, meaning=Meaning.DETAIL if is_text else Meaning.IGNORED)
-    if named & words.LISTS["contacts"]:
-        return replace(column, meaning=Meaning.DETAIL if is_text else Meaning.IGNORED)
-    if (
-        numeric
-        and len(distinct) > 1
-        and not any(text.startswith("0") and text.isdigit() and len(text) > 1 for text in texts)
-    ):
+    if numeric and len(distinct) > 1 and not any(re.fullmatch(r"0\d+", text) for text in texts):
         adds = bool(named & words.LISTS["adds_up"]) and not named & words.LISTS["levels"]
         head, _, unit = column.words[0].rpartition(" ")
         unit = "millions" if unit == "m" and words.is_plural(head) else unit
@@ -279,20 +259,12 @@ def _inferred(column: Column, parts: Sequence[str], is_key: bool) -> Column:
     longest = max(map(len, texts))
     if re.search(r"[\x00-\x08]|^\s*[\[{]", texts[0]) or not is_text:
         return column
-    if parts in (["name"], ["title"]) or (
-        named & {"name", "title", "label"} and longest <= 120 and len(distinct) > len(texts) / 2
-    ):
+    if parts in (["name"], ["title"]) or (named & {"name", "title", "label"} and longest <= 120 and mostly_own):
         return replace(column, meaning=Meaning.NAME)
-    rare = len(distinct) * (1.05 if named & words.LISTS["shared"] else 1.6) <= len(texts)
-    if (
-        longest <= _LONGEST_CATEGORY
-        and rare
-        and 1 < len(distinct) <= _MOST_CATEGORIES * (4 if named & words.LISTS["shared"] else 1)
-    ):
-        says = {"M": "male", "F": "female", "m": "male", "f": "female"} if named & {"gender", "sex"} else {}
-        return replace(
-            column, meaning=Meaning.CATEGORY, says={key: value for key, value in says.items() if key in distinct}
-        )
+    repeats, most = (1.05, 4 * _MOST_CATEGORIES) if named & words.LISTS["shared"] else (1.6, _MOST_CATEGORIES)
+    if longest <= _LONGEST_CATEGORY and 1 < len(distinct) <= min(most, len(texts) / repeats):
+        sexes = {"M": "male", "F": "female", "m": "male", "f": "female"} if named & {"gender", "sex"} else {}
+        return replace(column, meaning=Meaning.CATEGORY, says={key: sexes[key] for key in sexes if key in distinct})
     if longest > 80 or named & words.LISTS["free"]:
         return replace(column, meaning=Meaning.TEXT if sum(map(len, texts)) / len(texts) > 15 else Meaning.DETAIL)
     return replace(column, meaning=Meaning.DETAIL if len(distinct) > 1 else Meaning.IGNORED)
@@ -301,14 +273,13 @@ def _inferred(column: Column, parts: Sequence[str], is_key: bool) -> Column:
 def _hinted(column: Column, hint: Mapping[str, Any]) -> Column:
     """The column as the hints correct it."""
     called = (hint["words"],) if "words" in hint else column.words
-    changed = replace(column, words=(*called, *hint.get("synonyms", ())))
-    if "meaning" in hint:
-        changed = replace(changed, meaning=Meaning(hint["meaning"]))
-    if "values" in hint:
-        changed = replace(changed, says={**column.says, **hint["values"]})
-    if "role" in hint:
-        changed = replace(changed, role=hint["role"])
-    return changed
+    return replace(
+        column,
+        words=(*called, *hint.get("synonyms", ())),
+        meaning=Meaning(hint.get("meaning", column.meaning)),
+        says={**column.says, **hint.get("values", {})},
+        role=hint.get("role", column.role),
+    )
 
 
 def _connected(database: sql.Database, tables: list[Table], hints: Mapping[str, Any]) -> list[Table]:
@@ -318,13 +289,14 @@ def _connected(database: sql.Database, tables: list[Table], hints: Mapping[str, 
         key = next((c for c in table.columns if c.meaning is Meaning.KEY), None)
         unique = [c for c in table.columns if c.is_unique and not c.has_null and words.tokens(c.name)[-1:] != ["name"]]
         others = {other.singular for other in tables if other is not table}
-        found = key or next(
-            (c for c in unique if _identifies(c) and words.spoken(words.tokens(c.name)[:-1]) not in others), None
-        )
-        if found and not key and found.meaning in (Meaning.DETAIL, Meaning.IGNORED, Meaning.LEVEL):
-            found = replace(found, meaning=Meaning.KEY)
-            table = replace(table, columns=tuple(found if c.name == found.name else c for c in table.columns))
-        keyed.append(replace(table, key=found))
+        for column in unique if key is None else ():
+            *rest, last = words.tokens(column.name)
+            if last in words.LISTS["identifiers"] and words.spoken(rest) not in others:
+                key = column
+                break
+        if key and key.meaning in (Meaning.DETAIL, Meaning.IGNORED, Meaning.LEVEL):
+            table, key = _with_meaning(table, key, Meaning.KEY)
+        keyed.append(replace(table, key=key))
     parents = {table.name.lower(): table for table in keyed}
     result = []
     for table in keyed:
@@ -348,8 +320,10 @@ def _connected(database: sql.Database, tables: list[Table], hints: Mapping[str, 
     return result
 
 
-def _identifies(column: Column) -> bool:
-    return words.tokens(column.name)[-1:][0] in words.LISTS["identifiers"]
+def _with_meaning(table: Table, column: Column, meaning: Meaning) -> tuple[Table, Column]:
+    """The table and its column, which now has this meaning."""
+    changed = replace(column, meaning=meaning)
+    return replace(table, columns=tuple(changed if c == column else c for c in table.columns)), changed
 
 
 def _told_parent(told: str, parents: Mapping[str, Table]) -> tuple[Table, str] | None:
@@ -398,46 +372,33 @@ def _role(column: Column, parent: Table) -> str:
     role = words.singular(" ".join(parts))
     if parts[:1] in (["from"], ["to"]) and len(parts) > 1:
         return " ".join(["origin" if parts[0] == "from" else "destination", *parts[1:]])
-    if (
-        not role
-        or parent.singular.startswith(role)
-        or parent.singular.endswith(role)
-        or {"in", "by", "to", "at", "on"} & set(parts)
-    ):
-        return parent.singular
-    return role
+    repeats = parent.singular.startswith(role) or parent.singular.endswith(role)
+    return parent.singular if repeats or {"in", "by", "to", "at", "on"} & set(parts) else role
 
 
 def _titled(table: Table) -> Table:
     """The table with the columns that name its rows."""
-    called = {tuple(words.tokens(column.name)): column for column in table.columns}
-    first = next((c for c in table.columns if words.spoken(words.tokens(c.name)) in ("first name", "forename")), None)
-    last = next((c for c in table.columns if words.spoken(words.tokens(c.name)) in ("last name", "surname")), None)
+    called = {words.spoken(words.tokens(column.name)): column for column in reversed(table.columns)}
+    first, last = (called.get(one) or called.get(other) for one, other in _PERSON)
     if first and last:
-        both = [replace(c, meaning=Meaning.DETAIL) for c in (first, last)]
-        by_name = {c.name: c for c in both}
-        return replace(table, title=tuple(both), columns=tuple(by_name.get(c.name, c) for c in table.columns))
-    names = table.of(Meaning.NAME)
-    lone = tuple(words.tokens(table.name))
-    best = called.get(("name",)) or called.get(("title",)) or called.get((*lone, "name"))
+        for column in (first, last):
+            table, _ = _with_meaning(table, column, Meaning.DETAIL)
+        return replace(table, title=tuple(replace(c, meaning=Meaning.DETAIL) for c in (first, last)))
+    lone = words.spoken(words.tokens(table.name))
+    best = called.get("name") or called.get("title") or called.get(f"{lone} name")
     if best is None or best.meaning is not Meaning.NAME:
-        own = [
-            c
-            for c in names
-            if set(c.words[0].split()) - {"name", "title", "label", "full"} <= set(table.singular.split())
-        ]
-        best = next(iter(sorted(own, key=lambda c: not c.is_unique)), None)
+        row = set(table.singular.split())
+        own = [c for c in table.of(Meaning.NAME) if set(c.words[0].split()) - {"name", "title", "label", "full"} <= row]
+        best = min(own, key=lambda c: not c.is_unique, default=None)
     if best is None:
         described = [c for c in table.of(Meaning.DETAIL, Meaning.TEXT) if c.is_unique and not c.has_null]
         own = [c for c in described if words.spoken(words.tokens(c.name)) == table.singular]
-        lookup = described if table.key and len(table.columns) <= 3 else []
-        best = next(iter([*own, *lookup]), None)
-        if best is not None:
-            named = replace(best, meaning=Meaning.NAME)
-            table = replace(table, columns=tuple(named if c.name == best.name else c for c in table.columns))
-            best = named
+        for column in own or (described if table.key and len(table.columns) <= 3 else []):
+            table, best = _with_meaning(table, column, Meaning.NAME)
+            break
     title = best or table.key
-    if best and not best.is_unique and best.words[0] == "name" and not table.key:  # many rows for one category
+    others = [c for c in table.columns if c.meaning not in (Meaning.KEY, Meaning.IGNORED, Meaning.REFERENCE)]
+    if best and not best.is_unique and others == [best]:  # a name and to whom it belongs: rows are not what is named
         table = replace(table, singular=f"{table.singular} entry", plural=f"{table.singular} entries")
     return replace(table, title=(title,) if title else ())
 

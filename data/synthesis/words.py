@@ -20,7 +20,7 @@ _MONTHS = ("January February March April May June July August September October 
 def tokens(identifier: str) -> list[str]:
     """The words of an identifier in lower case: snake_case, camelCase and spaces part them."""
     parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|(?<=[a-z])(?=\d)", " ", identifier)
-    return [part.lower() for part in re.split(r"[^A-Za-z0-9]+", parted) if part]
+    return [part.lower() for part in re.split(r"[\W_]+", parted) if part] or [identifier]
 
 
 def spoken(parts: Sequence[str]) -> str:
@@ -37,6 +37,11 @@ def spoken(parts: Sequence[str]) -> str:
 
 def is_plural(words: str) -> bool:
     return singular(words) != words
+
+
+def is_participle(words: str) -> bool:
+    """Whether it is one word like "injured", which counts as if "people" followed."""
+    return re.fullmatch(r"\w+ed", words) is not None
 
 
 def table_words(name: str, prefix: Sequence[str]) -> tuple[str, str]:

@@ -1,16 +1,20 @@
 """Which share of the golds of real data sets has a form that the question generator can make.
 
     python -m tests.bench.question_forms [--data FOLDER] [--questions 600] [--samples GOLDS.jsonl]
+    python -m tests.bench.question_forms --read 80 --seed 7 --questions 100    questions at random, for a critical reader
 
 A form is a gold without its literals, names and aliases; an inner join is a join, COUNT(column) is COUNT(*), and
 neither the order of answer columns and conditions nor the direction of an order or comparison counts. The generator is asked
 for questions on every database of the sets; --samples takes the golds of another generator instead, to compare.
+For each database the number of questions, the seconds, and the golds that fail when they are run again are printed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +27,8 @@ from data.synthesis.generate import Taken, generate
 from data.synthesis.schema import understand
 from shared.cli.command_line import run_main
 from shared.config.load import load_config
-from shared.sql.database import Database
+from shared.records import Question
+from shared.sql.database import Database, SqlError
 from tests.beside import REAL_DATA
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,12 +47,19 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=REAL_DATA, help="folder of the real sets")
     parser.add_argument("--questions", type=int, default=600, help="of each database (default: 600)")
     parser.add_argument("--samples", type=Path, help="JSONL with gold_sql of another generator")
+    parser.add_argument("--read", type=int, default=0, help="print so many questions and golds, and stop")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="write the generated golds there, for --samples")
     args = parser.parse_args()
     if args.samples:
         golds = [json.loads(line)["gold_sql"] for line in args.samples.read_text(encoding="utf-8").splitlines()]
     else:
-        golds = list(generated(args.data, args.questions))
+        questions = list(generated(args.data, args.questions, args.seed))
+        for question in random.Random(args.seed).sample(questions, args.read):
+            print(f"[{question.db_id}] {question.question}\n    {question.gold_sql}")
+        if args.read:
+            return
+        golds = [question.gold_sql for question in questions]
         if args.keep:
             args.keep.write_text("".join(json.dumps({"gold_sql": sql}) + "\n" for sql in golds), encoding="utf-8")
     makes = {form(sql) for sql in golds}
@@ -65,12 +77,22 @@ def main() -> None:
     raise SystemExit(covered / total < WANTED)
 
 
-def generated(folder: Path, count: int) -> Iterator[str]:
-    """Golds for every database of the real sets."""
+def generated(folder: Path, count: int, seed: int) -> Iterator[Question]:
+    """Questions on every database of the real sets."""
     limits = load_config(ROOT / "pipeline.yaml", "cpu", ()).sandbox
     for path in sorted(folder.glob("*/*/**/*.sqlite")):
+        started = time.monotonic()
         database = Database(path, limits)
-        yield from (question.gold_sql for question in generate(database, understand(database, {}), count, 0, Taken()))
+        questions = generate(database, understand(database, {}), count, seed, Taken())
+        seconds = time.monotonic() - started
+        failed = 0
+        for question in questions:
+            try:
+                database.execute(question.gold_sql, limits.max_compare_rows)
+            except SqlError:
+                failed += 1
+        print(f"{path.stem:25} {len(questions):4} questions  {seconds:5.1f} s  {failed} golds fail", flush=True)
+        yield from questions
 
 
 def form(sql: str) -> str:

@@ -1,5 +1,7 @@
 """What is understood of a database: meanings, names, references, and what is left out."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ from data.synthesis.hints import read_hints, report
 from data.synthesis.schema import Meaning, Understanding, understand
 from shared.errors import UserError
 from shared.sql.database import Database
+from tests.data.conftest import settings
 
 
 def meanings(about: Understanding, table: str) -> dict[str, str]:
@@ -99,3 +102,11 @@ def test_wrong_hints_are_refused_in_one_sentence(strange: Database, tmp_path: Pa
 )
 def test_tables_are_called_in_words(name: str, one: str, many: str) -> None:
     assert words.table_words(name, []) == (one, many)
+
+
+def test_names_in_any_script_are_understood(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection, connection:
+        connection.execute('CREATE TABLE "商品" ("#" INTEGER, "名前" TEXT, "%" REAL)')
+        connection.executemany('INSERT INTO "商品" VALUES (?, ?, ?)', [(i, f"n{i % 5}", i * 1.5) for i in range(20)])
+    about = understand(Database(tmp_path / "shop.sqlite", settings().sandbox), {})
+    assert [column.words for column in about.table("商品").columns] == [("#",), ("名前",), ("%",)]
