@@ -2,16 +2,22 @@
 
     run.sft/{traces.jsonl, val_traces.jsonl, checkpoints/, metrics.jsonl, merged/, manifest.json}
     run.sft/{traces.too_long.jsonl, …}    what the agent's limits leave out, for `python -m stage2_grpo budget`
+    run.sft/round-N/{episodes.jsonl, traces.jsonl, checkpoints/, metrics.jsonl, merged/}    with sft.rounds
 
-The manifest is written last. Its `outputs.model` is the merged folder, which later stages take as SFT_MODEL_PATH.
+In a self-taught round the model trained last plays the training questions; its shortest right episodes take the place
+of their questions' traces, and the base model is trained anew on the result.
+
+The manifest is written last. Its `outputs.model` is the last merged folder, which later stages take as SFT_MODEL_PATH.
 """
 
 from __future__ import annotations
 
+import gc
 import random
+import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +60,12 @@ _PROBED = 3  # validation conversations on which the merge is verified
 
 def run(config: Config, run: RunDirectory) -> Path:
     """Train the stage unless that is done; returns the merged model folder and prints SFT_MODEL_PATH."""
-    mark, merged = stage_fingerprint(config, run), run.sft / "merged"
+    mark = stage_fingerprint(config, run)
     if finished(run.sft, mark):
         print(f"sft: already trained in {run.sft}")
     else:
-        _train(config, run, mark, merged)
+        _train(config, run, mark)
+    merged = Path((read_manifest(run.sft) or {})["outputs"]["model"])
     print(f"SFT_MODEL_PATH={merged}", flush=True)
     return merged
 
@@ -114,7 +121,7 @@ def _write_traces(
     taught, bill = dict[str, Trace](), dict[str, Any]()
     if config.teacher.endpoint is not None:
         taught, bill["teacher"] = teacher.teach(questions[:limit], config, tokenizer, run)
-        print(teacher.bill_line(bill["teacher"]), flush=True)
+        print(f"teacher: {teacher.bill_line(bill['teacher'])}", flush=True)
     rest = [question for question in questions if question.id not in taught]
     rows, too_long, ids = synthesize(rest, limit=limit - len(taught), config=config, tokenizer=tokenizer, label=split)
     write_jsonl(file.with_suffix(".too_long.jsonl"), too_long)
@@ -173,36 +180,79 @@ def counts_line(counts: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _train(config: Config, run: RunDirectory, mark: str, merged: Path) -> None:
-    from transformers import AutoTokenizer
-
-    from stage1_sft.dataset import encode_all
-    from stage1_sft.merge import merge
-    from stage1_sft.train import train
-
+def _train(config: Config, run: RunDirectory, mark: str) -> None:
     refuse(look(), Needs(config.profile))  # before the model is fetched
     started = time.monotonic()
     base = resolve(config.model, model_cache(config))
     refuse_overwriting([run.sft], [base, Path(config.model)])
     with attempt(run.sft, mark):
         traces, val_traces, counts = make_traces(config, run, base)
-        tokenizer = AutoTokenizer.from_pretrained(base)
-        examples, counts["train"]["too_long"] = encode_all(traces, tokenizer, config.agent.context_tokens)
-        val, counts["val"]["too_long"] = encode_all(val_traces, tokenizer, config.agent.context_tokens)
-        if not examples or not val:
-            raise UserError(
-                f"Every trace is longer than agent.context_tokens ({config.agent.context_tokens}); raise it or lower "
-                "agent.observation_tokens."
-            )
+        examples, counts["train"]["too_long"] = _encoded(traces, base, config)
+        val, counts["val"]["too_long"] = _encoded(val_traces, base, config)
     print("\n".join(f"sft: {split}: {counts_line(counts[split])}" for split in TRACE_FILES), flush=True)
-    adapter, figures = train(base, examples, val, config, run.sft)
-    print(f"sft: merging {adapter.name} and verifying it ...", flush=True)
     conversations = [trace["messages"] for trace in val_traces[:_PROBED]]
     queries = [max([2, *(i for i, turn in enumerate(each) if turn.get("tool_calls"))]) for each in conversations]
-    verified = merge(base, adapter, merged, [each[:i] for each, i in zip(conversations, queries, strict=True)])
-    outputs, seconds = {"model": str(merged), "adapter": str(adapter)}, time.monotonic() - started
-    details = {"base_model": str(base), "model_setting": config.model, "counts": counts}
-    finish_stage(run.sft, mark, seconds=seconds, outputs=outputs, figures={**figures, **verified}, **details)
+    probes = [each[:i] for each, i in zip(conversations, queries, strict=True)]
+    folder, rounds = run.sft, list[dict[str, Any]]()
+    trained = _fine_tune(base, examples, val, probes, config, folder)
+    for number in range(1, config.sft.rounds + 1):
+        model, folder = folder / "merged", run.sft / f"round-{number}"
+        traces, brought = _self_taught(model, traces, config, run, folder)
+        rounds.append(brought)
+        examples, brought["too_long"] = _encoded(traces, base, config)
+        trained = _fine_tune(base, examples, val, probes, config, folder)
+    outputs = {"model": str(folder / "merged"), "adapter": trained["adapter"]}
+    details = {"base_model": str(base), "model_setting": config.model, "counts": counts, "rounds": rounds}
+    seconds = time.monotonic() - started
+    finish_stage(run.sft, mark, seconds=seconds, outputs=outputs, figures=trained["figures"], **details)
+
+
+def _encoded(traces: Sequence[Trace], base: Path, config: Config) -> tuple[list[Any], int]:
+    """Examples of the traces, and how many were left out as longer than the context."""
+    from transformers import AutoTokenizer
+
+    from stage1_sft.dataset import encode_all
+
+    examples, too_long = encode_all(traces, AutoTokenizer.from_pretrained(base), config.agent.context_tokens)
+    if not examples:
+        raise UserError(
+            f"Every trace is longer than agent.context_tokens ({config.agent.context_tokens}); raise it or lower "
+            "agent.observation_tokens."
+        )
+    return examples, too_long
+
+
+def _fine_tune(
+    base: Path, examples: Sequence[Any], val: Sequence[Any], probes: Sequence[Any], config: Config, folder: Path
+) -> dict[str, Any]:
+    """Train `base` and merge into `folder`/merged unless that is done; returns the adapter and the figures."""
+    import torch
+
+    from stage1_sft.merge import merge
+    from stage1_sft.train import train
+
+    file, merged = folder / "trained.json", folder / "merged"
+    if not (file.exists() and merged.exists()):
+        shutil.rmtree(merged, ignore_errors=True)  # merged, but its figures were not written
+        adapter, figures = train(base, examples, val, config, folder)
+        print(f"sft: merging {adapter.name} and verifying it ...", flush=True)
+        write_json(file, {"adapter": str(adapter), "figures": {**figures, **merge(base, adapter, merged, probes)}})
+        gc.collect()
+        torch.cuda.empty_cache()  # the server of a self-taught round needs the memory
+    return read_object(file)
+
+
+def _self_taught(
+    model: Path, traces: Sequence[Trace], config: Config, run: RunDirectory, folder: Path
+) -> tuple[list[Trace], dict[str, Any]]:
+    """The traces with those replaced that `model` solves itself in a round, written to `folder`; and its bill."""
+    by_id = {question.id: question for question in read_questions(run.data / "train.jsonl")}
+    asked = [by_id[trace["id"]] for trace in traces[: config.sft.round_questions]]
+    solved, bill = teacher.play_round(model, asked, config, folder)
+    print(f"sft: {folder.name}: {teacher.bill_line(bill)}", flush=True)
+    taught = [solved.get(trace["id"], trace) for trace in traces]
+    write_jsonl(folder / TRACE_FILES["train"], taught)
+    return taught, bill
 
 
 def stage_fingerprint(config: Config, run: RunDirectory) -> str:
@@ -213,7 +263,7 @@ def stage_fingerprint(config: Config, run: RunDirectory) -> str:
         stats = {file.name: file.stat() for file in folder.iterdir() if file.is_file()}
         model = [str(folder.resolve()), sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())]
     settings = config.part_of("sft")
-    if not config.teacher.endpoint:
+    if not config.teacher.endpoint and not config.sft.rounds:
         del settings["teacher"]
     return fingerprint(
         version=VERSION,

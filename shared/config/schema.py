@@ -171,6 +171,14 @@ class SftConfig(Section):
     )
     eval_steps: Positive = Field(description="steps between validations and between checkpoints")
     keep_checkpoints: Positive = Field(description="the newest; the best is kept as well")
+    rounds: Count = Field(
+        le=100,
+        description="self-taught rounds: the model plays its training questions, its right episodes replace their traces",
+    )
+    round_samples: Positive = Field(
+        le=1000, description="episodes per question and round, at teacher.temperature; the shortest right one is taught"
+    )
+    round_questions: int | None = Field(gt=0, description="the first of those with a trace; null = all")
 
 
 class TeacherConfig(Section):

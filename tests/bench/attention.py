@@ -1,7 +1,7 @@
 """Time and memory of torch's two attentions in a GRPO update on this machine: `python -m tests.bench.attention MODEL`.
 
-Each runs in a process of its own: forward and backward passes of a LoRA model over single rows of 700 to 1,500 tokens,
-whose last 250 tokens are trained, in bfloat16 autocast as VERL does. Prints seconds per row and the process's peak memory.
+Each attention runs in its own process: forward and backward passes of a LoRA model over single rows of 700 to 1,500
+tokens, of which the last 250 are trained, in bfloat16 autocast as VERL does. Prints seconds per row and peak memory.
 """
 
 import argparse

@@ -65,6 +65,9 @@ def test_other_settings_data_or_model_ask_for_a_new_training(tmp_path: Path) -> 
     assert taught != mark
     assert stage.stage_fingerprint(settings("teacher.endpoint=http://x/v1", "teacher.prompt_price=2.5"), run) == taught
     assert stage.stage_fingerprint(settings("model=Org/Name"), run) != mark
+    assert stage.stage_fingerprint(settings("teacher.temperature=0.3"), run) == mark
+    played = stage.stage_fingerprint(settings("sft.rounds=1"), run)
+    assert stage.stage_fingerprint(settings("sft.rounds=1", "teacher.temperature=0.3"), run) != played
     with (run.data / "val.jsonl").open("a") as stream:
         stream.write("\n")
     assert stage.stage_fingerprint(settings(), run) != mark
@@ -142,6 +145,32 @@ def test_the_stage_trains_merges_is_skipped_and_repairs_itself(
         stage.run(_tiny_settings(tmp_path, "agent.context_tokens=50"), run)
     assert stage.run(config, run) == merged
     assert "already trained" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("servers")
+def test_a_self_taught_round_trains_the_base_anew_and_is_not_played_again(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    run = _run_with_data(tmp_path)
+    config = _tiny_settings(
+        tmp_path, "sft.epochs=2", "sft.rounds=1", "sft.round_samples=2", "sft.round_questions=3",
+        "agent.max_turn_tokens=96", "agent.max_turns=4", "vllm.cpu_kv_cache_gib=1",
+    )  # fmt: skip
+    folder = run.sft / "round-1"
+    assert stage.run(config, run) == folder / "merged"
+    manifest = read_manifest(run.sft)
+    assert manifest
+    assert manifest["outputs"]["adapter"].startswith(str(folder / "checkpoints"))
+    (brought,) = manifest["rounds"]
+    assert (brought["asked"], brought["episodes"]) == (3, 6)
+    assert len((folder / "traces.jsonl").read_text().splitlines()) == manifest["counts"]["train"]["traces"]
+    played, first = (folder / "vllm.log").stat().st_mtime_ns, (run.sft / "merged" / "model.safetensors").stat()
+    (run.sft / "manifest.json").unlink()
+    shutil.rmtree(folder / "merged")  # as if it had been interrupted in the last merge
+    assert stage.run(config, run) == folder / "merged"
+    assert (folder / "vllm.log").stat().st_mtime_ns == played
+    assert (run.sft / "merged" / "model.safetensors").stat() == first
+    assert (read_manifest(run.sft) or {})["rounds"] == [brought]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import itertools
 import json
@@ -22,7 +23,7 @@ from shared.models.tokenizer import Tokenizer
 from shared.records import JsonlTail, Question, ToolCall, write_jsonl
 from shared.runs.manifest import RunDirectory
 from stage1_sft import stage
-from stage1_sft.teacher import bill_line, lesson_file, teach
+from stage1_sft.teacher import Lessons, bill_line, lesson_file, shortest, teach
 from tests.scripted_server import Reply, answer, scripted_server
 from tests.shared.examples import tiny_tokenizer, tokenizer_folder
 from tests.stage1_sft.examples import ROOT, questions, settings
@@ -197,6 +198,51 @@ def test_stage_one_teaches_what_the_teacher_solves_and_synthesises_the_rest(tmp_
     bill = counts["train"]["teacher"]  # counts stand in the manifest of the stage
     assert (bill["asked"], bill["solved"], bill["episodes"], bill["requests"]) == (4, 1, 1 + 3 * 3, 20)
     assert "cost" not in bill
+
+
+def test_the_shortest_has_the_fewest_turns_then_the_fewest_tokens_and_is_accepted() -> None:
+    rows = [
+        {"n": n, "trace": trace, "requests": requests, "completion_tokens": tokens}
+        for n, (trace, requests, tokens) in enumerate(
+            [("t", 4, 10), ("t", 3, 99), ("t", 3, 80), ("t", 3, 80), (None, 2, 5)]
+        )
+    ]
+    assert shortest(rows) == rows[2]
+    assert shortest(rows[4:]) is None
+
+
+def test_a_round_plays_every_sample_teaches_the_shortest_and_goes_on_where_it_stopped(
+    asked: list[Question], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    right, wrong = sql("SELECT count(*) FROM claims"), sql("SELECT count(*) + 1 FROM claims")
+    episodes = [[SEARCH, wrong, right, answer("3.")], [wrong, answer("3.")], [SEARCH, right, answer("3.")]]
+    begun = iter(episodes)
+    turns = iter(())
+
+    def handler(request: dict[str, Any]) -> Any:
+        nonlocal turns
+        if not any(message["role"] == "assistant" for message in request["messages"]):
+            turns = iter(next(begun))
+        return next(turns)
+
+    def play(samples: int) -> Lessons:
+        config = settings(f"sft.round_samples={samples}")
+        lessons = Lessons(asked, config, tokenizer, tmp_path / "episodes.jsonl", own=True)
+        asyncio.run(lessons.play(url, "auto", 4))
+        return lessons
+
+    with scripted_server(handler) as url:
+        long = play(1).traces()["q0"]
+        assert long["trained"] == [False, False, True, False, False, False, True, False, True]  # not the wrong query
+        lessons = play(3)
+        assert next(begun, None) is None  # the first episode was not played again
+        assert play(3).bill() == lessons.bill()
+    short = lessons.traces()["q0"]
+    assert [message["role"] for message in short["messages"]].count("assistant") == 3
+    assert all(flag == (m["role"] == "assistant") for m, flag in zip(short["messages"], short["trained"], strict=True))
+    bill = lessons.bill()
+    assert (bill["asked"], bill["solved"], bill["episodes"], bill["right_share"]) == (1, 1, 3, 0.6667)
+    assert bill["rejected"] == {"wrong": 1}
 
 
 @pytest.mark.slow
