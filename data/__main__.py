@@ -4,6 +4,7 @@ import sys
 
 from shared.cli.command_line import carry_out, common_parser, run_main
 
+_DESCRIPTION = "Prepare the databases and questions of a run, from all data.sources."
 _COMMANDS = {
     "import": "report on a data set and bring it into the layout that the pipeline reads",
     "synthesize": "make questions and golds for a SQLite database that has none",
@@ -12,22 +13,14 @@ _COMMANDS = {
 
 def main() -> None:
     """Prepare, or with --dry-run say what would be prepared."""
-    if sys.argv[1:2] == ["import"]:
-        from data import importing
+    from data import importing, stage
+    from data.synthesis import command
 
-        importing.main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["synthesize"]:
-        from data.synthesis import command
-
-        command.main(sys.argv[2:])
-        return
-    description = "Prepare the databases and questions of a run: the built-in demo, or a folder in Spider layout."
-    args = common_parser("python -m data", description, _COMMANDS).parse_args()
-
-    from data.stage import plan, run
-
-    carry_out(args, plan, run)
+    commands = {"import": importing.main, "synthesize": command.main}
+    if sys.argv[1:2] and sys.argv[1] in commands:
+        return commands[sys.argv[1]](sys.argv[2:])
+    args = common_parser("python -m data", _DESCRIPTION, _COMMANDS).parse_args()
+    return carry_out(args, stage.plan, stage.run)
 
 
 if __name__ == "__main__":

@@ -89,8 +89,7 @@ def check(source: Source, rows: Sequence[tuple[Place, SourceRow | BadRowError]],
         try:
             if isinstance(row, BadRowError):
                 raise row
-            database = databases.get(row.database)
-            result = databases.run_gold(row.database, row.gold_sql)
+            database, result = databases.run_gold(row)
         except BadRowError as reason:
             checked.findings[UNUSABLE].append((place, str(reason)))
             continue

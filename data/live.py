@@ -32,34 +32,24 @@ from shared.sql.database import quoted
 
 MAX_ROWS = 1_000_000  # of one table
 _BLOCK = 1_000
-_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "postgres": "postgresql+psycopg",
-    "mysql": "mysql+pymysql",
-    "mariadb": "mariadb+pymysql",
+_SCHEMES = {  # of an address: SQLAlchemy's name with the driver, and sqlglot's name of the dialect
+    "postgresql": ("postgresql+psycopg", "postgres"),
+    "postgres": ("postgresql+psycopg", "postgres"),
+    "mysql": ("mysql+pymysql", "mysql"),
+    "mariadb": ("mariadb+pymysql", "mysql"),
+    "duckdb": ("duckdb", "duckdb"),
+    "sqlite": ("sqlite", "sqlite"),
 }
 # The SQLite type of a column by the Python type of its values. Other columns get no type, so nothing is converted.
-_SQLITE_TYPES: dict[type, str] = {
+_SQLITE_TYPES: dict[type, str] = dict.fromkeys((str, uuid.UUID, dict, list), "TEXT") | {
     bool: "BOOLEAN",
     int: "INTEGER",
     float: "REAL",
     decimal.Decimal: "NUMERIC",
-    str: "TEXT",
     bytes: "BLOB",
     datetime.datetime: "DATETIME",
     datetime.date: "DATE",
     datetime.time: "TIME",
-    uuid.UUID: "TEXT",
-    dict: "TEXT",
-    list: "TEXT",
-}
-_DIALECTS = {
-    "postgresql": "postgres",
-    "postgres": "postgres",
-    "mysql": "mysql",
-    "mariadb": "mysql",
-    "duckdb": "duckdb",
-    "sqlite": "sqlite",
 }
 _ONE_STATE = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _CAN_WRITE = """
@@ -81,9 +71,9 @@ def is_address(text: str) -> bool:
 def dialect(address: str) -> str:
     """The SQL dialect of an address, as sqlglot names it. Raises UserError for a database that cannot be read."""
     scheme = re.split(r"[+:]", address)[0]
-    if scheme not in _DIALECTS:
-        raise UserError(f"{scheme}:// is not supported; give an address that begins with {', '.join(_DIALECTS)}.")
-    return _DIALECTS[scheme]
+    if scheme not in _SCHEMES:
+        raise UserError(f"{scheme}:// is not supported; give an address that begins with {', '.join(_SCHEMES)}.")
+    return _SCHEMES[scheme][1]
 
 
 def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
@@ -118,7 +108,14 @@ def snapshot(address: str, folder: Path, tables: Sequence[str] = ()) -> Path:
             if can_write:
                 raise UserError(f"The role of {shown} can write; give one that may only SELECT.")
             inspector = alchemy.inspect(live)
-            names = _chosen(inspector, tables, shown)
+            known = sorted(inspector.get_table_names())
+            missing = set(tables) - {*known, *inspector.get_view_names()}
+            if missing or not (tables or known):
+                raise UserError(
+                    f"{shown} holds no table {', '.join(sorted(missing)) or 'at all'}; it has: "
+                    f"{', '.join(known)[:500] or 'none'}."
+                )
+            names = list(tables) or known
             for name in tqdm(names, "reading tables", unit="table", leave=False, disable=None):
                 _copy_table(inspector, copy, name, names)
         partial.replace(file)
@@ -162,9 +159,9 @@ def local_copy(address: str, folder: Path, *, anew: bool) -> Path:
 def _connected(url: Any, alchemy: Any) -> Iterator[Any]:
     """A connection that can only read; whatever it began is rolled back at the end."""
     arguments: dict[str, Any] = {}
-    if url.drivername in _DRIVERS:
-        url = url.set(drivername=_DRIVERS[url.drivername])
-    elif url.drivername.startswith("duckdb"):
+    if url.drivername in _SCHEMES:
+        url = url.set(drivername=_SCHEMES[url.drivername][0])
+    if url.drivername.startswith("duckdb"):
         arguments = {"connect_args": {"read_only": True}}
     elif url.drivername.startswith("sqlite"):
         url = url.set(database=f"file:{quote(url.database or '')}", query={"mode": "ro", "uri": "true"})
@@ -181,17 +178,6 @@ def _grants_writing(grant: str) -> bool:
     """Whether a line like "GRANT SELECT, INSERT (`a`) ON `shop`.* TO …" grants more than reading."""
     privileges = re.sub(r"\(.*?\)", "", grant.partition(" ON ")[0])
     return _WRITING.search(privileges.upper()) is not None
-
-
-def _chosen(inspector: Any, wanted: Sequence[str], shown: str) -> list[str]:
-    known = sorted(inspector.get_table_names())
-    named = {*known, *inspector.get_view_names()} if wanted else {*known}
-    missing = [name for name in wanted if name not in named]
-    if missing or not named:
-        raise UserError(
-            f"{shown} holds no table {', '.join(missing) or 'at all'}; it has: {', '.join(known)[:500] or 'none'}."
-        )
-    return list(wanted) or known
 
 
 def _copy_table(inspector: Any, copy: sqlite3.Connection, name: str, copied: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import filecmp
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from pathlib import Path
 
 from tqdm import tqdm
@@ -46,12 +47,16 @@ class Databases:
                 raise BadRowError(self._broken[name]) from None
         return self.opened[name]
 
-    def run_gold(self, name: str, sql: str) -> QueryResult:
-        """The whole result of a gold; raises BadRowError when it fails, answers nothing or is too large to compare."""
-        if is_explain(sql):
+    def run_gold(self, row: SourceRow) -> tuple[Database, QueryResult]:
+        """The database of a row and the whole result of its gold.
+
+        Raises BadRowError when the database is unusable, and when the gold fails or returns too much to compare.
+        """
+        if is_explain(row.gold_sql):
             raise BadRowError("its gold SQL is an EXPLAIN, which gives a plan and no answer; give the query itself")
+        database = self.get(row.database)
         try:
-            result = self.get(name).execute(sql, self._sandbox.max_compare_rows)
+            result = database.execute(row.gold_sql, self._sandbox.max_compare_rows)
         except SqlError as error:
             if error.kind == "timeout":
                 seconds = f"{self._sandbox.timeout_seconds:g} s"
@@ -64,7 +69,7 @@ class Databases:
                 "its gold SQL returns too much to be compared; narrow the query or raise sandbox.max_compare_rows and "
                 "sandbox.max_result_bytes"
             )
-        return result
+        return database, result
 
 
 @dataclass
@@ -89,7 +94,7 @@ def load(path: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
         try:
             if isinstance(row, BadRowError):
                 raise row
-            result = databases.run_gold(row.database, row.gold_sql)
+            database, result = databases.run_gold(row)
         except BadRowError as reason:
             if not skip_bad_rows:
                 raise UserError(
@@ -97,7 +102,7 @@ def load(path: Path, sandbox: SandboxConfig, *, skip_bad_rows: bool) -> Loaded:
                 ) from None
             loaded.bad_rows.append((place, str(reason)))
             continue
-        usable.append((row, databases.get(row.database).path))
+        usable.append((row, database.path))
         loaded.empty_golds += not result.rows
     names = database_names(file for _, file in usable)
     loaded.questions = [question_of(row, names[file], file) for row, file in usable]
@@ -144,7 +149,7 @@ def load_sources(config: Config, folder: Path) -> Loaded:
 
 def avoided_keys(config: Config) -> set[tuple[str, str]]:
     """The `keys` of all questions in the sources to avoid, which need no databases."""
-    keys: set[tuple[str, str]] = set()
+    avoided: set[tuple[str, str]] = set()
     for source in config.data.sources:
         if source.use != "avoid":
             continue
@@ -153,10 +158,8 @@ def avoided_keys(config: Config) -> set[tuple[str, str]]:
         if not rows:
             why = f", the first ({found[0][0]}) because {found[0][1]}" if found else ""
             raise UserError(f"Setting data.sources: no question can be read from {source.path}{why}.")
-        keys |= {
-            key for row in rows for key in (("question", question_key(row.question)), ("gold", gold_key(row.gold_sql)))
-        }
-    return keys
+        avoided.update(*(keys(question_of(row, row.database, Path())) for row in rows))
+    return avoided
 
 
 def keys(question: Question) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -178,8 +181,9 @@ def database_names(files: Iterable[Path]) -> dict[Path, str]:
     for file in files:
         if file in names:
             continue
-        twins = [other for other in names if other.stem == file.stem]
-        equal = (names[other] for other in twins if filecmp.cmp(other, file, shallow=False))
-        taken = len({names[other] for other in twins})
-        names[file] = next(equal, file.stem + (f"_{taken + 1}" if twins else ""))
+        twins = (other for other in names if other.stem == file.stem and filecmp.cmp(other, file, shallow=False))
+        taken, numbered = set(names.values()), (f"{file.stem}_{number}" for number in count(2))
+        free = (name for name in chain([file.stem], numbered) if name not in taken)
+        twin = next(twins, None)
+        names[file] = names[twin] if twin else next(free)
     return names

@@ -26,7 +26,7 @@ _SPLITS = ("train", "val", "test")
 
 def run(config: Config, run: RunDirectory) -> Path:
     """Prepare the data of the run unless that is done; returns the folder with train, val and test.jsonl."""
-    mark = _fingerprint(config, run)
+    mark = _fingerprint(config)
     manifest = finished(run.data, mark)
     if manifest:
         print(f"data: already prepared in {run.data}")
@@ -48,7 +48,7 @@ def run(config: Config, run: RunDirectory) -> Path:
 
 def plan(config: Config, run: RunDirectory) -> list[str]:
     """What `run` would do, as lines to print; changes nothing."""
-    state = "already prepared" if finished(run.data, _fingerprint(config, run)) else "to be prepared"
+    state = "already prepared" if finished(run.data, _fingerprint(config)) else "to be prepared"
     demo = f"demo databases, {config.data.questions_per_database} questions each"
     sources = [(demo if source.path == "demo" else source.path, source.use) for source in config.data.sources]
     named = [f"  source: {name}{'' if use == 'split' else f' ({use})'}" for name, use in sources]
@@ -126,7 +126,7 @@ def table(counts: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _fingerprint(config: Config, run: RunDirectory) -> str:
+def _fingerprint(config: Config) -> str:
     """The folders count too: questions name their databases by absolute path."""
     parts: dict[str, Path] = {}
     for source in config.data.sources:

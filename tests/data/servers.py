@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from data.live import _DRIVERS
+from data.live import _SCHEMES
 from shared.processes.owned_process import OwnedProcess, free_port
 
 _PLACES = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/usr/local/sbin", "/usr/libexec"])
@@ -27,7 +27,7 @@ def given_address(name: str) -> str:
     pytest.importorskip("sqlalchemy")
     address = os.environ.get(f"FIRSTCALL_TEST_{name}", "")
     scheme, _, rest = address.partition("://")
-    return f"{_DRIVERS[scheme]}://{rest}" if address else ""
+    return f"{_SCHEMES[scheme][0]}://{rest}" if address else ""
 
 
 @contextmanager
