@@ -54,7 +54,7 @@ class Rollouts:
 
 
 def register(http: httpx.Client, model: str, endpoint: str) -> None:
-    """Register a rollout server with the gateway, as the trainer does: its model name, and its address ending in /v1."""
+    """Register a rollout server with the gateway, as the trainer does: model name, and address ending in /v1."""
     http.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
 
 
@@ -210,7 +210,8 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
         }
     if config.device == "gpu":
-        # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU; this way no driver is touched.
+        # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU. This way it touches
+        # no driver.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if config.device == "cpu":
         cores = sorted(os.sched_getaffinity(0))

@@ -168,7 +168,7 @@ def roll_back(checkpoints: Path, trip: Trip) -> str:
     if not good:
         return f"{trip.sentence}. No checkpoint is older than the fault: run again with such a change, it starts anew."
     return (
-        f"{trip.sentence}. Step {good} is the last good checkpoint (later ones stay as tripped_step_* in {checkpoints}): "
+        f"{trip.sentence}. Step {good} is the last good checkpoint (later ones are tripped_step_* in {checkpoints}): "
         "run again with such a change and --set safety.changed=continue, or take the best saved step with `python -m "
         "stage2_grpo export`."
     )
@@ -184,7 +184,7 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
 
 
 def failure(log: Path, status: int, reached: int, total: int) -> str:
-    """One sentence on why the trainer ended early: weight guard or memory, else its death, else the log's last error."""
+    """One sentence on why the trainer ended early: weight guard, memory, its death, or the log's last error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [

@@ -174,7 +174,7 @@ def _reader_is_gone() -> bool:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Unwind, and try again until that is going on: a destructor or a library's `except` may have dropped the exception.
+    """Unwind, and try again until that happens: a destructor or a library's `except` may have dropped the exception.
 
     A coroutine that was hit and waits in its clean-up does not show that it unwinds; it is cancelled after half a
     second.

@@ -162,11 +162,13 @@ def _make(root: Path, venv: Path, profile: str) -> None:
     request = ["--python", str(python)] if python else ["--python", _PYTHON, "--managed-python"]
     _run([uv, "venv", "--quiet", "--clear", *request, venv], fix=(
         f"Python {_PYTHON} is missing and could not be fetched; install it (for example `pyenv install {_PYTHON}`) and "
-        "run the same command again." if python is None else f"{python} could not make {venv}; see above."))  # fmt: skip
+        "run the same command again." if python is None
+        else f"{python} could not make {venv}; see above."))  # fmt: skip
     requirements = requirement_file(root, profile)
     quiet = [] if sys.stderr.isatty() else ["--quiet"]  # progress bars for people, no list of packages for logs
     print(f"installing {requirements.relative_to(root)}", flush=True)
-    _run([uv, "pip", "install", "--python", venv / "bin" / "python", "--no-deps", "--require-hashes", "--compile-bytecode", *quiet,
+    _run([uv, "pip", "install", "--python", venv / "bin" / "python",
+          "--no-deps", "--require-hashes", "--compile-bytecode", *quiet,
           "--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime", "-r", requirements], fix=(
         "A pinned package could not be installed; check the network and the space on the disk, then run the same "
         "command again."))  # fmt: skip
@@ -188,7 +190,8 @@ def _find_uv(root: Path) -> Path:
         print(f"installing uv {UV_VERSION} into {root / '.tools'}", flush=True)
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--upgrade"]
         _run([*pip, "--root-user-action=ignore", "--target", root / ".tools", f"uv=={UV_VERSION}"],
-             fix="uv could not be installed with pip; check that `python -m pip` works and the network is there.")  # fmt: skip
+             fix="uv could not be installed with pip; check that `python -m pip` works and the network is there."
+             )  # fmt: skip
     return own
 
 

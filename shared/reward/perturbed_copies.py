@@ -211,7 +211,7 @@ class _RowMaker:
 
 
 def _moved(value: Any, fraction: bool, draw: random.Random, *, often: float) -> Any:
-    """The value, or with the chance `often` one beside it: a whole number unless `fraction`. A number in a text stays one."""
+    """The value, or with the chance `often` one near it: whole unless `fraction`. A number in a text stays one."""
     number = _number(value)
     if draw.random() >= often or isinstance(value, bytes):
         return value

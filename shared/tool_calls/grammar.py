@@ -384,7 +384,7 @@ class Stream:
         return char in ("", "\n", "{", "[", "<", "`") or (not block.fence and sentence_behind(text, at) == "new")
 
     def _past_closers(self, block: _Block, at: int) -> tuple[int, bool]:
-        """The position behind all closers, also cut and wrong ones, and whether the fence of the block is still open."""
+        """The position behind all closers, cut and wrong ones too, and whether the fence of the block is still open."""
         text, fence, inline = self._text, block.fence, block.inline
         while True:
             here = text.run(SPACE, at)

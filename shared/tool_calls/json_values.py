@@ -1,4 +1,4 @@
-"""JSON as models write it. Strict JSON comes first and is never read in another way; then mistakes whose meaning is certain.
+"""JSON as models write it: strict JSON as it is, then mistakes whose meaning is certain.
 
 Accepted beyond JSON: raw newlines in strings; single, triple, typographic and unescaped inner quotes; unknown escapes;
 bare keys; comments; trailing commas; a missing comma before a key; doubled braces; Python's constants; JSON written

@@ -1,4 +1,4 @@
-"""Which call formats a model produced and which parsers accept them, and whether the parser reads given cases as expected.
+"""Which call formats a model produced, which parsers accept them, and whether given cases are read as expected.
 
 Texts come as JSONL: each line a text, an object with `text`, `output` or `content`, or an episode as the pipeline
 records it. Turns whose own text is not known (the server gave no token ids) and episodes that the infrastructure ended

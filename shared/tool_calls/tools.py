@@ -98,7 +98,7 @@ class Tools(dict[str, Mapping[str, Any]]):
         return calls, ""
 
     def call(self, name: str, given: Any, *, explicit: bool, plain: bool = False) -> ToolCall | str:
-        """A call from a name and what stands for its arguments, or what is wrong with it; `plain` texts have no type yet."""
+        """A call from a name and what stands for its arguments, or what is wrong; `plain` texts have no type yet."""
         text, parameters = "", self.parameters(name)
         while isinstance(given, str) and given.strip():  # JSON text, perhaps encoded more than once
             text, given = given, value_of(given)

@@ -110,8 +110,11 @@ class Qwen25CoderToolParser(ToolParser):
         return self._message(rest.content, rest.calls) if rest else None
 
     def _message(self, content: str, calls: Sequence[ToolCall]) -> Any:
-        """A call goes out as two deltas, name first: if the first delta of an answer's last message holds arguments, vLLM
-        rebuilds the message from the last call and drops all else in it."""
+        """The message for vLLM, in which a call is two deltas, name first.
+
+        If the first delta of an answer's last message holds arguments, vLLM rebuilds the message from the last call and
+        drops all else in it.
+        """
         deltas = []
         for call in calls:
             index, arguments = len(self.prev_tool_call_arr), _ENCODER.encode(call.arguments)

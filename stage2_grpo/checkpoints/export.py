@@ -28,7 +28,7 @@ _NEAR_TIE = 0.25  # nats: the server rounds its logits to bfloat16, whose steps 
 def export(
     actor: Path, start_model: Path, target: Path, *, lora_rank: int, lora_alpha: int, seed: int, probe: Path
 ) -> dict[str, float]:
-    """Write the trained policy to `target`; returns the verification figures. Raises UserError when it does not verify."""
+    """Write the trained policy to `target`; returns the figures of its verification, which raises UserError."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -37,7 +37,8 @@ def export(
     before = model.state_dict()
     if unknown := sorted(set(state) - set(before)):
         raise UserError(
-            f"The checkpoint holds parameters that the start model lacks ({unknown[0]}); was it trained from another model?"
+            f"The checkpoint holds parameters that the start model lacks ({unknown[0]}); was it trained from "
+            "another model?"
         )
     figures = {"largest_weight_change": max((state[name] - before[name].float()).abs().max().item() for name in state)}
     if not figures["largest_weight_change"] > 0.0:
@@ -63,7 +64,8 @@ def export(
         if not figures["greedy_regret"] <= _NEAR_TIE:
             raise UserError(
                 "The rollout server's greedy tokens are not the exported model's: one of them lies "
-                f"{figures['greedy_regret']:.3f} nats below its best (limit {_NEAR_TIE}, for ties that rounding decides); {kept}"
+                f"{figures['greedy_regret']:.3f} nats below its best (limit {_NEAR_TIE}, for ties that rounding "
+                f"decides); {kept}"
             )
     return figures
 

@@ -62,7 +62,7 @@ def stream_steps(config: Config, folder: Path, process: OwnedProcess, last: int,
 
 
 def reconcile_logs(config: Config, folder: Path, saved: int) -> list[Row]:
-    """Make metrics.jsonl and episodes.jsonl hold exactly the steps up to `saved`, the last step that a killed run saved.
+    """Make metrics.jsonl and episodes.jsonl hold exactly the steps up to `saved`, the last that a killed run saved.
 
     Rows of later steps are dropped, because those steps are made again. Steps that were saved but not recorded are
     recorded from what the trainer and the controller wrote. Returns all rows of metrics.jsonl.

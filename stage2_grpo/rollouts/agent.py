@@ -166,9 +166,7 @@ class SqlAgent:
         """One episode; posts its reward. Raises after an infrastructure failure, so that the rollout is FAILED."""
         names = ("FIRSTCALL_SETTINGS", "FIRSTCALL_QUESTION", "AGL_OPENAI_BASE_URL", "AGL_EVENT_URL")
         if missing := [name for name in names if name not in os.environ]:
-            raise UserError(
-                f"Environment variable {missing[0]} is not set; an Agent Lightning controller starts SqlAgent and sets it."
-            )
+            raise UserError(f"{missing[0]} is not set in the environment; the controller that starts SqlAgent sets it.")
         settings_file, row, base_url, event_url = (os.environ[name] for name in names)
         settings, key = AgentSettings.load(Path(settings_file)), os.environ.get("AGL_KEY", "")
         runner = EpisodeRunner(settings.config, settings.model_folder)

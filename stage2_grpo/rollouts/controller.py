@@ -10,7 +10,7 @@ stopped, or an earlier controller was killed.
     retries       only after an infrastructure failure, as a new attempt; the trainer reads the last attempt alone
     isolation     an episode's exception or runaway SQL ends that episode and blocks no other's thread
     pressure      at most `concurrency` episodes are claimed, the rest stays queued at the gateway
-    end           a stop claims nothing more, lets running episodes finish for `drain_seconds`, and reports the rest as FAILED
+    end           a stop claims nothing more, lets episodes finish for `drain_seconds`, and reports the rest as FAILED
 
 Limits: one controller per gateway, because a RUNNING rollout that is not in this process counts as left behind; the
 handler must yield to the event loop (blocking work goes through `asyncio.to_thread`).
@@ -227,7 +227,7 @@ async def serve(gateway_url: str, key: str, handler: Handler, *, concurrency: in
     """Run a PooledController until SIGTERM or SIGINT; `options` are its other keyword arguments."""
     controller = PooledController(gateway_url, key, handler, concurrency=concurrency, **options)
     loop = asyncio.get_running_loop()
-    # A thread for the query of each episode, and as many for queries that outlive their episode. The default is cores + 4.
+    # A thread for the query of each episode, and as many for queries that outlive theirs. The default is cores + 4.
     loop.set_default_executor(ThreadPoolExecutor(2 * concurrency))
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, controller.stop)

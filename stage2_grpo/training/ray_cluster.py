@@ -18,7 +18,7 @@ from stage2_grpo.training.worker_setup import HOOK
 
 
 def join(grpo: GrpoConfig, environment: Mapping[str, str]) -> None:
-    """Connect this process; `environment` reaches every worker. Raises UserError when the cluster is not there or too small."""
+    """Connect this process; `environment` reaches every worker. Raises UserError without a cluster of that size."""
     import ray
     from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV
 

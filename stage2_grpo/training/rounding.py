@@ -45,7 +45,7 @@ def round_stochastically(weight: torch.Tensor, name: str, seed: int) -> torch.Te
 
 
 class UpdateShare:
-    """The share of the update since the start model that survives rounding: 1.0 when all of it arrives, 0.0 when none does.
+    """The share of the update since the start model that survives rounding, from 0.0 (nothing) to 1.0 (all of it).
 
     Over all weights: (rounded - start) projected onto (trained - start), as a multiple of the latter.
     """

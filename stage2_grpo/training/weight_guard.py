@@ -74,7 +74,7 @@ class WeightGuard:
         return figures
 
     def save_probe(self, folder: Path) -> None:
-        """Write what the export must reproduce: the trainer's log-probabilities and the first server's greedy tokens."""
+        """Write what the export must reproduce: the trainer's log-probabilities, the first server's greedy tokens."""
         assert self._last is not None
         self._trainer._resume_all_rollout_generation()  # a validation ends with generation paused
         server = self._trainer.llm_server_manager.get_addresses()[0]

@@ -58,13 +58,15 @@ whole = make().extract_tool_calls(text, request)
 parser, messages = make(), []
 for end in range(len(text)):
     last = end == len(text) - 1
-    messages.append(parser.extract_tool_calls_streaming(text[:end], text[:end + 1], text[end], [], [1], [7 if last else 1], request))
+    tokens = [[], [1], [7 if last else 1]]
+    messages.append(parser.extract_tool_calls_streaming(text[:end], text[:end + 1], text[end], *tokens, request))
 deltas = [delta for message in messages if message for delta in message.tool_calls]
 parser, bare = make(), text[text.index("{"):text.rindex("}") + 1]
 undecided = parser.extract_tool_calls_streaming("", bare, bare, [], [1], [1], request)
 rest = parser.finish_streaming() if getattr(parser, "engine_based_streaming", False) else None
-print(json.dumps([whole.content, whole.tool_calls[0].function.arguments, "".join(m.content or "" for m in messages if m),
-                  deltas[0].function.name, deltas[1].function.arguments, undecided, rest.tool_calls[1].function.arguments]))
+print(json.dumps([whole.content, whole.tool_calls[0].function.arguments,
+                  "".join(m.content or "" for m in messages if m), deltas[0].function.name,
+                  deltas[1].function.arguments, undecided, rest.tool_calls[1].function.arguments]))
 """
 
 
