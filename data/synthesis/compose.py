@@ -200,8 +200,10 @@ class Draw:
             if kind != "both":
                 return phrase
             own, used = self.condition(table, without)
-            return replace(phrase, words=f"{_with(many, own, self.rng)} {words}", where=(own.sql, found.sql),
-                           sorts=(own.sort, found.sort), columns=(used,))  # fmt: skip
+            mine = _with(many, own, self.rng)
+            words = f"{mine} and {words}" if " whose " in mine and words.startswith("whose") else f"{mine} {words}"
+            return replace(phrase, words=words, where=(own.sql, found.sql), sorts=(own.sort, found.sort),
+                           columns=(used,))  # fmt: skip
         first, one = self.condition(table, without)
         if kind == "own":
             return Phrase(_with(many, first, self.rng), table, (first.sql,), (), (first.sort,), (one,))

@@ -187,8 +187,9 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
         values = tuple(row[place] for row in sample if row[place] is not None)
         counted = facts[place] if facts else (len(values), len(set(map(repr, values))))
         total = rows if facts else len(sample)
-        spoken = named[place].removeprefix(f"{one} ")  # "name" for the "country name" of a country
-        spoken = named[place] if spoken in named or spoken == one else spoken
+        # "name" for the "country name" of a country, "cost" for the "cost of treatment" of a treatment
+        spoken = named[place].removeprefix(f"{one} ").removeprefix(f"{many} ").removesuffix(f" of {one}")
+        spoken = named[place] if spoken in (*named, one, "number") else spoken
         inferred = Column(
             declared.name, column.name, Meaning.IGNORED, (spoken,), values,
             has_null=counted[0] < total, is_unique=[column] == keys or (0 < total == counted[1]),
