@@ -1,10 +1,9 @@
 """`python -m data synthesize --paraphrase URL`: an OpenAI-compatible endpoint puts the questions into other words.
 
 The endpoint gets a question and answers with another wording. Then it gets the schema and the new wording alone, and
-answers with SQL. The new wording replaces the old one only if this SQL gives the result of the gold.
-
-Every answer is appended to a journal as it arrives, under a hash of what was asked. The same command continues after an
-interruption and pays for no answer twice. Model, concurrency, temperature and prices are those of the teacher.
+answers with SQL. The new wording replaces the old one only if this SQL gives the result of the gold. Every answer is
+appended to a journal as it arrives, under a hash of what was asked, so an interrupted command continues and pays for no
+answer twice. Model, concurrency, temperature and prices are those of the teacher.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ def paraphrase(
     refused: Counter[str] = Counter()
     reworded = []
     for question in questions:
-        text, sql = endpoint.rewritten.get(question.id, ""), endpoint.queries.get(question.id, "")
+        text, sql = endpoint.answers[question.id]
         reason = _flaw(text, taken) or _disagreement(sql, question, database)
         refused.update([reason] if reason else [])
-        taken.add(question_key(text))
+        taken |= set() if reason else {question_key(text)}
         reworded.append(question if reason else replace(question, question=text))
     return reworded, endpoint.bill_line(len(questions), refused)
 
@@ -74,8 +73,7 @@ class _Endpoint:
     """The answers of one endpoint, in memory and in the journal."""
 
     def __init__(self, url: str, config: Config, journal: Path) -> None:
-        self.rewritten: dict[str, str] = {}  # question id -> its new wording
-        self.queries: dict[str, str] = {}  # question id -> the SQL that the new wording led to
+        self.answers: dict[str, tuple[str, str]] = {}  # question id -> its new wording, and the SQL that this led to
         self._url, self._teacher, self._journal = url, config.teacher, journal
         self._used: dict[str, dict[str, int]] = {}  # hash of what was asked -> tokens
         rows = JsonlTail(journal).new_rows()
@@ -84,16 +82,15 @@ class _Endpoint:
         write_jsonl(journal, rows)  # drops a half-written last line
 
     async def play(self, questions: Sequence[Question], schema: str) -> None:
-        """Fill `rewritten` and `queries`."""
+        """Fill `answers`."""
         async with ChatClient(self._url, os.environ.get(API_KEY, ""), self._teacher.model) as chat:
 
             async def ask(question: Question) -> None:
                 text = await self._answer(chat, _REWRITE, question.question, self._teacher.temperature)
                 text = " ".join(text.encode(errors="ignore").decode().split()).strip('"')
-                self.rewritten[question.id] = text
-                if not _flaw(text, {question_key(question.question)}):
-                    answer = await self._answer(chat, _QUERY + schema, text, 0.0)
-                    self.queries[question.id] = submitted_block(answer) or answer.strip()
+                useless = _flaw(text, {question_key(question.question)})
+                answer = "" if useless else await self._answer(chat, _QUERY + schema, text, 0.0)
+                self.answers[question.id] = text, submitted_block(answer) or answer.strip()
 
             await play_all(questions, ask, self._teacher.concurrency, "paraphrasing")
 
@@ -107,10 +104,7 @@ class _Endpoint:
             except ContextOverflow:
                 return ""
             except InfrastructureError as error:
-                raise UserError(
-                    f"The endpoint {self._url} failed ({error}); mend that and run the same command again, it "
-                    "continues."
-                ) from error
+                raise UserError(f"{self._url} failed ({error}); mend that, then the same command continues.") from error
             row = {"asked": asked, "answer": completion.content, "prompt_tokens": completion.prompt_tokens}
             self._known[asked] = {**row, "completion_tokens": completion.completion_tokens}
             with self._journal.open("a", encoding="utf-8") as stream:
@@ -120,8 +114,8 @@ class _Endpoint:
 
     def bill_line(self, asked: int, refused: Counter[str]) -> str:
         """What became of the questions and what the answers cost since the first start, as one line."""
-        kinds = ("prompt_tokens", "completion_tokens")
-        prompt, completion = (sum(row[kind] for row in self._used.values()) for kind in kinds)
+        prompt = sum(row["prompt_tokens"] for row in self._used.values())
+        completion = sum(row["completion_tokens"] for row in self._used.values())
         cost = (prompt * self._teacher.prompt_price + completion * self._teacher.completion_price) / 1e6
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items()) or "none"
         return (
@@ -132,7 +126,7 @@ class _Endpoint:
 
 
 def _flaw(text: str, taken: set[str]) -> str:
-    """Why a new wording is refused before its SQL is looked at, or ""."""
+    """Why a new wording is refused without a look at its SQL, or ""."""
     if not text or len(text) > _LONGEST:
         return "no question"
     return "asked already" if question_key(text) in taken else ""
@@ -151,9 +145,7 @@ def _schema(database: Database) -> str:
     """The tables as CREATE TABLE statements."""
     statements = []
     for table in database.schema.tables:
-        links = [f" REFERENCES {column.references}" if column.references else "" for column in table.columns]
-        columns = [
-            f"{quoted(column.name)} {column.type}{link}" for column, link in zip(table.columns, links, strict=True)
-        ]
-        statements.append(f"CREATE TABLE {quoted(table.name)} ({', '.join(columns)});")
+        keys = [f"FOREIGN KEY ({quoted(c.name)}) REFERENCES {c.references}" for c in table.columns if c.references]
+        columns = [f"{quoted(column.name)} {column.type}" for column in table.columns]
+        statements.append(f"CREATE TABLE {quoted(table.name)} ({', '.join(columns + keys)});")
     return "\n".join(statements)

@@ -9,9 +9,9 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-import sqlglot
 from sqlglot import exp
-from sqlglot.errors import SqlglotError
+
+from shared.reward.queries import parse
 
 Difficulty = Literal["easy", "medium", "hard"]
 _CHANGING = frozenset("rand randomblob currentdate currenttime currenttimestamp".split())
@@ -28,13 +28,15 @@ def question_key(question: str) -> str:
 @lru_cache(maxsize=100_000)  # the generator, the grouping and the leakage check ask for the same golds
 def gold_key(sql: str) -> str:
     """The SQL in one spelling of keywords, identifiers, quotes and whitespace; plain text when it cannot be parsed."""
-    tree = _parse(sql)
-    return question_key(sql) if tree is None else tree.transform(_plain).sql(dialect="sqlite", comments=False)
+    tree = parse(sql)
+    return (
+        question_key(sql) if tree is None else tree.transform(_plain, copy=False).sql(dialect="sqlite", comments=False)
+    )
 
 
 def rate(sql: str) -> Difficulty:
     """Difficulty by what the SQL needs: one plain condition or aggregate is easy, a nested query or two joins hard."""
-    tree = _parse(sql)
+    tree = parse(sql)
     if tree is None:
         return "hard"
     nested = len(list(tree.find_all(exp.Select))) - 1
@@ -48,8 +50,8 @@ def is_repeatable(sql: str) -> bool:
 
     SQLite's date functions read the clock without an argument or with 'now': https://sqlite.org/lang_datefunc.html.
     """
-    tree = _parse(sql)
-    for node in tree.transform(_plain).walk() if tree else ():
+    tree = parse(sql)
+    for node in tree.transform(_plain, copy=False).walk() if tree else ():
         name = node.name.lower() if isinstance(node, exp.Anonymous) else node.key
         given = [*node.iter_expressions()]
         reads_clock = not given or any(value.is_string and value.name.lower() == "now" for value in given)
@@ -61,13 +63,6 @@ def is_repeatable(sql: str) -> bool:
 def is_explain(sql: str) -> bool:
     """True when the SQL is an EXPLAIN statement."""
     return _EXPLAIN.match(sql) is not None
-
-
-def _parse(sql: str) -> exp.Expression | None:
-    try:
-        return sqlglot.parse_one(sql, read="sqlite")
-    except (SqlglotError, RecursionError):
-        return None
 
 
 def _plain(node: exp.Expression) -> exp.Expression:

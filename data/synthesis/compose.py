@@ -84,16 +84,14 @@ class Draw:
     subjects: list[Table] = field(init=False)
 
     def __post_init__(self) -> None:
+        tables = {table.name: table for table in self.about.tables}
         self.edges = []
         for table in self.about.tables:
-            references = [column for column in table.columns if column.references]
-            for column in references:
-                name, target = column.references or ("", "")
-                parent = next((t for t in self.about.tables if t.name == name), None)
-                if parent is not None:
-                    alone = sum((other.references or ("",))[0] == name for other in references) == 1
-                    found = next(c for c in parent.columns if c.name == target)
-                    self.edges.append(Edge(table, column, parent, found, alone))
+            found = [(c, *c.references) for c in table.columns if c.references and c.references[0] in tables]
+            for column, name, key in found:
+                target = next(c for c in tables[name].columns if c.name == key)
+                alone = [parent for _, parent, _ in found].count(name) == 1
+                self.edges.append(Edge(table, column, tables[name], target, alone))
         self.subjects = [table for table in self.about.tables if not table.is_link]
 
     def one[T](self, options: Sequence[T]) -> T:
@@ -168,7 +166,6 @@ class Draw:
         """A noun phrase about rows of a table, with conditions on them or on rows they refer to."""
         kind = self.one(kinds.split())
         many = self.many(table)
-        up = self.up(table)
         if kind == "plain":
             return Phrase(many, table)
         if kind == "average":
@@ -179,31 +176,7 @@ class Draw:
             test = f"{column.number} {operator} ({inner})"
             return Phrase(f"{many} {words}", table, (test,), (), ("average",), (column,))
         if kind in ("parent", "grand", "both"):
-            edge = self.one(up)
-            joins: tuple[str, ...] = (edge.join,)
-            role, parent = edge.role, edge.parent
-            if kind == "grand":
-                upper = self.one([e for e in self.up(parent) if e.parent is not table])
-                joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
-            if len(parent.title) == 2 and kind == "parent" and self.chance(0.5):
-                row = self.one(list(zip(*(c.values for c in parent.title), strict=False)))
-                where = tuple(f"{c.ref} = {literal(value)}" for c, value in zip(parent.title, row, strict=True))
-                return Phrase(f"{many} whose {role} is {row[0]} {row[1]}", table, where, joins, ("equal", "equal"))
-            found, column = self.condition(parent)
-            words = self._related(role, parent, found, column, one=edge.column.is_unique)
-            if kind == "parent" and self.rng.random() < 0.3:
-                second, _ = self.condition(parent, (column,))
-                words = f"whose {role} has {found.noun} and {second.noun}"
-                where, sorts = (found.sql, second.sql), (found.sort, second.sort)
-                return Phrase(f"{many} {words}", table, where, joins, sorts)
-            phrase = Phrase(f"{many} {words}", table, (found.sql,), joins, (found.sort,))
-            if kind != "both":
-                return phrase
-            own, used = self.condition(table, without)
-            mine = _with(many, own, self.rng)
-            words = f"{mine} and {words}" if " whose " in mine and words.startswith("whose") else f"{mine} {words}"
-            return replace(phrase, words=words, where=(own.sql, found.sql), sorts=(own.sort, found.sort),
-                           columns=(used,))  # fmt: skip
+            return self._parent_phrase(kind, many, table, without)
         first, one = self.condition(table, without)
         if kind == "own":
             return Phrase(_with(many, first, self.rng), table, (first.sql,), (), (first.sort,), (one,))
@@ -222,6 +195,38 @@ class Draw:
             words = f"{many} whose {first.clause} and whose {second.clause}"
         return Phrase(words, table, (first.sql, second.sql), (), sorts, columns)
 
+    def _parent_phrase(self, kind: str, many: str, table: Table, without: Sequence[Column]) -> Phrase:
+        """A phrase with a condition on the row that a row refers to, or on the one that it refers to ("grand")."""
+        edge = self.one(self.up(table))
+        joins: tuple[str, ...] = (edge.join,)
+        role, parent = edge.role, edge.parent
+        if kind == "grand":
+            upper = self.one([e for e in self.up(parent) if e.parent is not table])
+            joins, role, parent = (edge.join, upper.join), f"{edge.role}'s {upper.role}", upper.parent
+        if len(parent.title) == 2 and kind == "parent" and self.chance(0.5):
+            where, name = self.named(parent)
+            return Phrase(f"{many} whose {role} is {name}", table, where, joins, ("equal", "equal"))
+        found, column = self.condition(parent)
+        words = self._related(role, parent, found, column, one=edge.column.is_unique)
+        if kind == "parent" and self.rng.random() < 0.3:
+            second, _ = self.condition(parent, (column,))
+            words = f"whose {role} has {found.noun} and {second.noun}"
+            where, sorts = (found.sql, second.sql), (found.sort, second.sort)
+            return Phrase(f"{many} {words}", table, where, joins, sorts)
+        phrase = Phrase(f"{many} {words}", table, (found.sql,), joins, (found.sort,))
+        if kind != "both":
+            return phrase
+        own, used = self.condition(table, without)
+        mine = _with(many, own, self.rng)
+        words = f"{mine} and {words}" if " whose " in mine and words.startswith("whose") else f"{mine} {words}"
+        return replace(phrase, words=words, where=(own.sql, found.sql), sorts=(own.sort, found.sort),
+                       columns=(used,))  # fmt: skip
+
+    def named(self, table: Table) -> tuple[tuple[str, ...], str]:
+        """Conditions on first and last name of a random row, and the full name."""
+        row = self.one(list(zip(*(column.values for column in table.title), strict=False)))
+        return tuple(f"{c.ref} = {literal(v)}" for c, v in zip(table.title, row, strict=True)), " ".join(map(str, row))
+
     def _related(self, role: str, parent: Table, found: Condition, column: Column, one: bool) -> str:
         """ "whose policy has policy type 'auto'": a condition on the row that is referred to."""
         if found.sort == "equal" and column in parent.title and len(parent.title) == 1:
@@ -235,18 +240,14 @@ class Draw:
     def aggregate(self, table: Table, without: Sequence[Column] = ()) -> tuple[str, str, Column]:
         """SQL function, English word and the column: ("AVG", "average", claim_amount)."""
         column = self.one([c for c in table.columns if c.can_be_ordered and c not in without and not c.is_clock])
-        function, word = self.one(AGGREGATES[Meaning.DATE if column.meaning is Meaning.DATE else column.meaning])
+        function, word = self.one(AGGREGATES[column.meaning])
         if any(called.startswith(word) for called in column.words):  # "total total amount"
             raise NoFit
         return function, word, column
 
     def superlative(self, column: Column) -> tuple[str, bool]:
         """English word and whether it means descending order."""
-        if column.meaning is Meaning.DATE:
-            return self.one((("latest", True), ("most recent", True), ("earliest", False)))
-        if column.meaning is Meaning.QUANTITY:
-            return self.one((("highest", True), ("largest", True), ("lowest", False), ("smallest", False)))
-        return self.one((("highest", True), ("lowest", False)))
+        return self.one(SUPERLATIVES[column.meaning])
 
 
 SHOWN = (Meaning.NAME, Meaning.CATEGORY, Meaning.DATE, Meaning.QUANTITY, Meaning.LEVEL, Meaning.DETAIL, Meaning.KEY)
@@ -255,6 +256,11 @@ AGGREGATES: dict[Meaning, tuple[tuple[str, str], ...]] = {
     Meaning.QUANTITY: (("AVG", "average"), ("AVG", "average"), ("SUM", "total"), ("SUM", "total"), *_EXTREMES),
     Meaning.LEVEL: (("AVG", "average"), ("AVG", "average"), ("AVG", "average"), *_EXTREMES),
     Meaning.DATE: (("MAX", "latest"), ("MAX", "most recent"), ("MIN", "earliest")),
+}
+SUPERLATIVES = {
+    Meaning.QUANTITY: (("highest", True), ("largest", True), ("lowest", False), ("smallest", False)),
+    Meaning.LEVEL: (("highest", True), ("lowest", False)),
+    Meaning.DATE: (("latest", True), ("most recent", True), ("earliest", False)),
 }
 
 

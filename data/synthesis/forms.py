@@ -44,9 +44,8 @@ def _lookup(draw: Draw) -> Draft:
         raise NoFit
     where: tuple[str, ...]
     if len(table.title) == 2:
-        values = draw.one(list(zip(*(column.values for column in table.title), strict=False)))
-        where = tuple(f"{c.ref} = {literal(v)}" for c, v in zip(table.title, values, strict=True))
-        one = f"{table.singular} {draw.one(('', 'named '))}{values[0]} {values[1]}"
+        where, name = draw.named(table)
+        one = f"{table.singular} {draw.one(('', 'named '))}{name}"
     else:
         found = conditions.equal(draw.rng, table.title[0])
         where = (found.sql,)

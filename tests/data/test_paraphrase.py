@@ -109,9 +109,7 @@ def test_a_refused_key_stops_and_what_was_paid_is_not_paid_again(
         return endpoint(rewrite=lambda user: f"{user} In all?")(request)
 
     with scripted_server(handler) as url:
-        with pytest.raises(
-            UserError, match=r"The endpoint http://.* failed .*wrong key.*same command again, it continues"
-        ):
+        with pytest.raises(UserError, match=r"http://.* failed .*wrong key.*then the same command continues"):
             paraphrase(questions, pets, config, url, journal)
         with journal.open("a") as stream:
             stream.write('{"asked": "12", "answ')  # a killed process

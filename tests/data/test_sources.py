@@ -1,6 +1,7 @@
 """Several sources of questions in one run: their uses, weights, clashes and what is wrong with them."""
 
 import json
+import re
 import shutil
 import sqlite3
 from collections import Counter
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from data.stage import plan, prepare
+from shared.config.load import load_config
 from shared.errors import UserError
 from shared.records import Question, read_questions
 from shared.runs.manifest import RunDirectory
-from tests.data.conftest import settings
+from tests.data.conftest import ROOT, settings
 
 
 def source(folder: Path, *questions: tuple[str, str], database: str = "shop", rows: int = 9) -> Path:
@@ -159,3 +162,42 @@ def test_an_unreadable_source_is_named_in_one_sentence(tmp_path: Path, spoil: An
     with pytest.raises(UserError, match=says) as raised:
         prepared(tmp_path, f"[{first}, {{path: {second}, use: test}}]")
     assert "\n" not in str(raised.value)
+
+
+def test_both_spellings_of_the_documentation_mean_the_same(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "your-data.md").read_text()
+    block, (line,) = page.split("```yaml\n")[1].split("```")[0], re.findall(r"--set '(data\.sources=.*?)'", page)
+    shipped = yaml.safe_load((ROOT / "pipeline.yaml").read_text())
+    shipped["data"] |= yaml.safe_load(block)["data"]
+    (tmp_path / "pipeline.yaml").write_text(yaml.safe_dump(shipped))
+    sources = load_config(tmp_path / "pipeline.yaml", "cpu").data.sources
+    assert sources == settings(line).data.sources
+    assert [(source.path, source.use) for source in sources] == [("shop_questions", "train"), ("labelled.csv", "test")]
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("data.sources=[]", r"data\.sources is \(\); write a path, demo, or a list like"),
+        ("data.sources=[3]", r"data\.sources cannot hold 3; write a path, demo, or a list like"),
+        ("data.sources=[{use: test}]", r"data\.sources cannot hold {'use': 'test'}; write"),
+        (
+            "data.sources=[{path: a, use: dev}]",
+            r"data\.sources cannot hold use: 'dev'; write .*use: split, train, test, avoid",
+        ),
+        ("data.sources=[{path: a, weigth: 2}]", r"data\.sources cannot hold weigth: 2; write"),
+        ("data.sources=[{path: a, weight: 0}]", r"data\.sources cannot hold weight: 0; write"),
+        ("data.sources=[a, a]", r"data\.sources names a twice; keep one"),
+        ("data.unseen_databases=-1", r"data\.unseen_databases cannot hold -1; write a number or a list of names"),
+        ("data.spider_dir=x", r"data\.spider_dir: it is now data\.sources=PATH"),
+        ("data.avoid=x", r"data\.avoid: it is now a source: .*use: avoid"),
+    ],
+)
+def test_a_wrong_setting_of_sources_is_named(override: str, says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        settings(override)
+
+
+def test_a_path_may_look_like_anything() -> None:
+    assert settings("data.sources=7").data.sources[0].path == "7"
+    assert settings("data.sources=a: b").data.sources[0].path == "a: b"
