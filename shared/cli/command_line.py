@@ -99,7 +99,9 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
 def add_profile(parser: argparse.ArgumentParser) -> None:
     """Add --profile."""
     parser.add_argument(
-        "--profile", choices=PROFILES, help="default: gpu if CUDA is there, else cpu; gpu24: one 24 GB card"
+        "--profile",
+        choices=PROFILES,
+        help="default: gpu if CUDA is there, else cpu; gpu24: one 24 GB card; evening: cpu with a longer stage 2",
     )
 
 

@@ -20,7 +20,12 @@ from shared.errors import UserError
 OLDEST_DRIVER = 580  # that runs CUDA 13, the toolkit in requirements/gpu.txt
 _BFLOAT16 = 8.0  # compute capability from which a GPU computes in bfloat16, the dtype of training and serving
 _RAY_CORES = 4  # the trainer's actors reserve a core each
-_MAIN_GIB = {"cpu": 14.0, "gpu": 28.0}  # of a whole run of the own model; CPU measured, GPU computed
+_MAIN_GIB = {
+    "cpu": 14.0,
+    "evening": 19.0,
+    "gpu": 28.0,
+    "gpu24": 28.0,
+}  # of a whole run of the own model; CPU measured, GPU computed
 _CARD_GIB = {
     "gpu": 38.0,
     "gpu24": 22.0,
@@ -153,7 +158,7 @@ def check_free_gpu(machine: Machine, needs: Needs) -> None:
 
 def check_main_memory(machine: Machine, needs: Needs) -> str:
     """Main memory for all processes of a run."""
-    needed = needs.main_gib or _MAIN_GIB[device_of(needs.profile)]
+    needed = needs.main_gib or _MAIN_GIB[needs.profile]
     if machine.free_gib < needed:
         lower = "lower grpo.micro_batch_size or vllm.cpu_kv_cache_gib"
         if device_of(needs.profile) == "gpu":

@@ -20,8 +20,9 @@ _HEAD = """# Settings
 
 <!-- Written by `python -m shared.config` from shared/config/schema.py and pipeline.yaml; edit those. -->
 
-Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu`, `gpu24` or
-`cpu`), then `--set section.key=value`. A dash under `gpu24` or `cpu` means that the profile does not change the value.
+Values are resolved in this order: the top level of `pipeline.yaml`, the chosen profile (`--profile gpu`, `gpu24`, `cpu`
+or `evening`), then `--set section.key=value`. Profile `evening` is like `cpu` with a longer stage 2. A dash means that
+a profile does not change the value of the top level.
 **Redoes** names the stages that run again when the setting changes; a setting without any affects how a stage works,
 not its result.
 """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-PROFILES = ("gpu", "gpu24", "cpu")
+PROFILES = ("gpu", "gpu24", "cpu", "evening")
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
 
 
@@ -27,7 +27,7 @@ class Gpu:
 
 def device_of(profile: str) -> str:
     """`gpu` or `cpu`: the device that a profile runs on, and the name of its list in requirements/."""
-    return "cpu" if profile == "cpu" else "gpu"
+    return "gpu" if profile.startswith("gpu") else "cpu"
 
 
 def default_profile(root: Path = Path("/")) -> str:

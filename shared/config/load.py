@@ -1,4 +1,4 @@
-"""Reading pipeline.yaml: top level, then the chosen profile, then `--set section.key=value`."""
+"""Reading pipeline.yaml: top level, the profile that the chosen one is `like`, that one, `--set section.key=value`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,9 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
     for name in (profile, *profiles):
         if name not in PROFILES:
             raise UserError(f"Profile {name!r} does not exist; choose one of {', '.join(PROFILES)}.")
-    values = {**_merge(document, profiles.get(profile) or {}), "profile": profile}
+    changes = dict(profiles.get(profile) or {})
+    base = profiles.get(changes.pop("like", None)) or {}
+    values = {**_merge(_merge(document, base), changes), "profile": profile}
     for override in overrides:
         _apply_override(values, override)
     try:

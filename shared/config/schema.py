@@ -441,7 +441,7 @@ class LoggingConfig(Section):
 class Config(Section):
     """All settings of one run."""
 
-    profile: Annotated[Literal["gpu", "gpu24", "cpu"], PartOf("grpo")] = Field(
+    profile: Annotated[Literal["gpu", "gpu24", "cpu", "evening"], PartOf("grpo")] = Field(
         description="the device that the values were resolved for"
     )
     model: Annotated[Text, PartOf("sft")] = Field(

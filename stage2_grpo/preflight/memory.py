@@ -19,7 +19,12 @@ from stage2_grpo.training.actor_engine import CHUNK
 
 GIB = 2**30
 CARDS = {16: 15.0, 24: 22.5, 40: 39.4, 48: 44.9, 80: 79.2}  # GB in the name -> GiB that the smallest such card reports
-MADE_FOR = {"gpu": 80, "gpu24": 24, "cpu": 80}  # the card whose arithmetic is shown where no GPU is visible
+MADE_FOR = {
+    "gpu": 80,
+    "gpu24": 24,
+    "cpu": 80,
+    "evening": 80,
+}  # the card whose arithmetic is shown where no GPU is visible
 BLOCK_TOKENS = {"gpu": 16, "cpu": 128}  # of one KV-cache block in vLLM 0.20.2
 LOGIT_BYTES = 4  # of a trained token's logit: itself and its gradient, bfloat16
 CHUNK_BYTES = {False: 12, True: 18}  # of a logit in the chunk that is computed in float32; True: the entropy is trained

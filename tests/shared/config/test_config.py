@@ -46,6 +46,14 @@ def test_the_gpu_profile_is_the_reference_configuration() -> None:
     assert config.vllm.tool_call_parser == "qwen25_coder"
 
 
+def test_profile_evening_is_profile_cpu_with_what_it_changes() -> None:
+    cpu, evening = load_config(PIPELINE, "cpu"), load_config(PIPELINE, "evening")
+    assert evening.device == "cpu"
+    assert (evening.model, evening.agent, evening.sft, evening.vllm) == (cpu.model, cpu.agent, cpu.sft, cpu.vllm)
+    assert evening.grpo.total_steps == 40
+    assert evening.grpo.param_offload is cpu.grpo.param_offload is False
+
+
 def test_the_cpu_profile_changes_only_what_it_names() -> None:
     cpu, gpu = load_config(PIPELINE, "cpu"), load_config(PIPELINE, "gpu")
     assert cpu.model == "smollm2-135m"
@@ -114,7 +122,7 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         ("sft: {epoch: 3}", r"sft\.epoch.*did you mean sft\.epochs"),
         ("sft: {max_length: 3}", "sft.max_length follows from agent.context_tokens; remove it"),
         ("modell: x", r"modell.*did you mean model"),
-        ("profiles: 5", "Under `profiles` .* must hold gpu, gpu24, cpu"),
+        ("profiles: 5", "Under `profiles` .* must hold gpu, gpu24, cpu, evening"),
         ("sft: 3", "Setting sft must be a section with keys, not 3"),
     ],
 )
