@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The whole pipeline, start to end. The same command continues where an interrupted one stopped.
 
-Any Python >= 3.11 can start it: the first start makes the environment with the pinned packages and goes on inside it, so
-packages are imported where they are used. The training stages are processes of their own: their memory is given back.
+Any Python >= 3.11 can start it: the first start makes the environment with the pinned packages and goes on inside it,
+so packages are imported where they are used. The training stages are processes of their own: their memory is given
+back.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ def evaluate_sft(pipeline: Pipeline) -> None:
     """The cold-started model, which must call tools before GRPO is worth its time."""
     if evaluate(pipeline, "sft", checkpoint(pipeline.run.sft))["tool_calls"] == 0:
         raise UserError(
-            "The stage-1 model made no tool call in any test episode, so GRPO would have nothing to learn from; train it "
-            "longer (sft.epochs, sft.max_traces) or with another sft.learning_rate."
+            "The stage-1 model made no tool call in any test episode, so GRPO would have nothing to learn from; train "
+            "it longer (sft.epochs, sft.max_traces) or with another sft.learning_rate."
         )
 
 
@@ -191,8 +192,8 @@ def plan(pipeline: Pipeline, stages: list[str]) -> list[str]:
     plans = {"data": data.stage.plan, "sft": stage1_sft.stage.plan, "grpo": stage2_grpo.stage.plan}
     lines = [
         f"profile {config.profile}, model {config.model}, seed {config.seed}, run directory {run.path}",
-        f"at most {config.agent.context_tokens} tokens (agent.context_tokens) in an episode, and so on the server, in a "
-        f"trace and in a training row; at most {config.agent.max_turn_tokens} (agent.max_turn_tokens) in an answer",
+        f"at most {config.agent.context_tokens} tokens (agent.context_tokens) in an episode, and so on the server, in "
+        f"a trace and in a training row; at most {config.agent.max_turn_tokens} (agent.max_turn_tokens) in an answer",
     ]
     for stage in [name for name in STAGES if name in stages]:
         lines += plans[stage](config, run) if stage in plans else [f"{stage}: writes {folder(stage, run)}"]
@@ -234,7 +235,10 @@ def copy_live_database(args: argparse.Namespace) -> None:
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand. Its parser is built before the environment exists, by the standard library; `work` runs inside it."""
+    """A subcommand.
+
+    Its parser is built before the environment exists, by the standard library; `work` runs inside it.
+    """
 
     help: str
     parser: Callable[[], argparse.ArgumentParser]

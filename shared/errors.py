@@ -1,8 +1,8 @@
 """Errors that a user is meant to read.
 
 A `UserError` is raised where a setting, a file or a service is wrong and the user can fix it. Its text is one or two
-sentences: what is wrong, why it matters, how to fix it. Every command prints it without a traceback and exits with status 2.
-Any other exception is a bug and keeps its traceback, except for the few that `sentence_for` explains.
+sentences: what is wrong, why it matters, how to fix it. Every command prints it without a traceback and exits with
+status 2. Any other exception is a bug and keeps its traceback, except for the few that `sentence_for` explains.
 
 This module needs the standard library alone: it also explains that packages are missing.
 """

@@ -90,7 +90,10 @@ class Reward:
 
 @dataclass(frozen=True)
 class Episode:
-    """One run of the agent on one question, a line of every `episodes.jsonl`. `messages` starts with the system prompt."""
+    """One run of the agent on one question, a line of every `episodes.jsonl`.
+
+    `messages` starts with the system prompt.
+    """
 
     question_id: str
     turns: tuple[Turn, ...]
@@ -135,7 +138,7 @@ def episode_from_row(row: dict[str, Any]) -> Episode:
 
 
 def portable(question: Question, file: Path, root: Path) -> Question:
-    """The question as `file` holds it: paths below `root` relative to the file, so that `root` can be moved or copied."""
+    """The question as `file` holds it: paths below `root` are relative to the file, so that `root` can be moved."""
 
     def relative(named: str) -> str:
         inside = named and Path(named).is_relative_to(root.resolve())
@@ -159,7 +162,10 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Number and JSON value of each line that is not blank; raises UserError naming the line that is not JSON, or the file that is not text."""
+    """Number and JSON value of each line that is not blank.
+
+    Raises UserError naming the line that is not JSON, or the file that is not text.
+    """
     try:
         lines = file.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:

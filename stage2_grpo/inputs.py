@@ -63,7 +63,7 @@ def planned_model(config: Config, run: RunDirectory) -> tuple[Path, bool]:
 
 
 def refuse_missing_agent(config: Config) -> None:
-    """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played; elsewhere it is not ours to load."""
+    """Raise UserError for a grpo.agent that cannot be loaded, before the gate is played."""
     if config.grpo.agent and not config.grpo.gateway_url:
         load_function("grpo.agent", config.grpo.agent)
 

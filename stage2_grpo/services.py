@@ -1,11 +1,11 @@
 """The processes that stage 2 owns: Agent Lightning's gateway, our controller, and the trainer with its Ray.
 
-All of them listen only on the loopback address, on free ports, behind a random key, and end with the `with` block or with
-the runner. The one exception is torch's rendezvous socket, which torch binds to every address.
+All of them listen only on the loopback address, on free ports, behind a random key, and end with the `with` block or
+with the runner. The one exception is torch's rendezvous socket, which torch binds to every address.
 
 Two settings move parts elsewhere. With grpo.ray_address the trainer's workers belong to a Ray cluster, and the gateway
-listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are external. They read model,
-temperature and settings when they start, so a changed run needs them restarted.
+listens on the address that the cluster sees. With grpo.gateway_url gateway and controller are external. They read
+model, temperature and settings when they start, so a changed run needs them restarted.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Rollouts:
 
 
 def register(http: httpx.Client, model: str, endpoint: str) -> None:
-    """Register a rollout server with the gateway, as the trainer does: its model name, and its address ending in /v1."""
+    """Register a rollout server with the gateway, as the trainer does: model name, and address ending in /v1."""
     http.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
 
 
@@ -69,8 +69,8 @@ def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterato
         key = _key_of_external_gateway(url, gateway_argv, settings_file)
         if config.grpo.job_template:
             print(
-                "grpo: Jobs (grpo.job_template) record no episodes, so accuracy is unknown: only NaN and entropy stop the "
-                "run, safety.patience is off, and the newest step is exported",
+                "grpo: Jobs (grpo.job_template) record no episodes, so accuracy is unknown: only NaN and entropy stop "
+                "the run, safety.patience is off, and the newest step is exported",
                 flush=True,
             )
         yield Rollouts(settings_file, key, ())
@@ -210,7 +210,8 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
         }
     if config.device == "gpu":
-        # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU; this way no driver is touched.
+        # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU. This way it touches
+        # no driver.
         environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     if config.device == "cpu":
         cores = sorted(os.sched_getaffinity(0))

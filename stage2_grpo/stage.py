@@ -1,7 +1,7 @@
 """Stage 2: GRPO from the stage-1 checkpoint, through Agent Lightning, VERL and vLLM, to a plain Hugging Face folder.
 
-model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → quick checks, reward self-test, readiness gate → gateway +
-controller + trainer → one line per step, tripwires, the best checkpoint kept → verified export → manifest
+model (SFT_MODEL_PATH > grpo.model > newest finished stage 1) → quick checks, reward self-test, readiness gate → gateway
++ controller + trainer → one line per step, tripwires, the best checkpoint kept → verified export → manifest
 """
 
 from __future__ import annotations
@@ -122,7 +122,10 @@ def refuse_nothing_to_train(adopted: int, total: int) -> None:
 
 
 def train_policy(config: Config, folder: Path, model: Path, questions: tuple[Path, Path], total: int) -> None:
-    """Run the trainer until its last step is saved or validation stops improving. Does nothing if that is so already."""
+    """Run the trainer until its last step is saved or validation stops improving.
+
+    Does nothing if that is so already.
+    """
     checkpoints = folder / "checkpoints"
     done = files.newest_step(checkpoints)
     trip: Trip | None = None
@@ -165,9 +168,9 @@ def roll_back(checkpoints: Path, trip: Trip) -> str:
     if not good:
         return f"{trip.sentence}. No checkpoint is older than the fault: run again with such a change, it starts anew."
     return (
-        f"{trip.sentence}. Step {good} is the last good checkpoint (later ones stay as tripped_step_* in {checkpoints}): run "
-        "again with such a change and --set safety.changed=continue, or take the best saved step with `python -m stage2_grpo "
-        "export`."
+        f"{trip.sentence}. Step {good} is the last good checkpoint (later ones are tripped_step_* in {checkpoints}): "
+        "run again with such a change and --set safety.changed=continue, or take the best saved step with `python -m "
+        "stage2_grpo export`."
     )
 
 
@@ -181,7 +184,7 @@ def out_of_patience(config: Config, rows: Sequence[Row]) -> bool:
 
 
 def failure(log: Path, status: int, reached: int, total: int) -> str:
-    """One sentence on why the trainer ended early: weight guard or memory, else its death, else the log's last error."""
+    """One sentence on why the trainer ended early: weight guard, memory, its death, or the log's last error."""
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
     lines = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines]
     errors = [

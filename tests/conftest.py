@@ -18,7 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave files of slow tests alone where slow tests are left out: importing their torch and trl outlasts many tests."""
+    """Leave files of slow tests alone where slow tests are left out: importing torch and trl outlasts many tests."""
     if "not slow" not in config.option.markexpr.split(" and ") or collection_path.suffix != ".py":
         return None
     return bool(_ALL_SLOW.search(collection_path.read_text(encoding="utf-8"))) or None

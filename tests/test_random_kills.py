@@ -54,7 +54,10 @@ def test_a_seed_draws_the_same_kills_and_ten_of_them_spare_nobody() -> None:
 
 def test_descendants_are_found_by_their_name_but_no_supervisors(tmp_path: Path) -> None:
     sleeper = "[sys.executable, '-c', 'import time; time.sleep(60)', *extra, '/agl-' + 'server ', 'x']"
-    code = f"import subprocess, sys, time\nfor extra in ([], {[supervise.__file__]}): subprocess.Popen({sleeper})\ntime.sleep(60)"
+    code = (
+        f"import subprocess, sys, time\nfor extra in ([], {[supervise.__file__]}): subprocess.Popen({sleeper})\n"
+        "time.sleep(60)"
+    )
     command = subprocess.Popen([sys.executable, "-c", code])
     below = psutil.Process(command.pid)
     try:

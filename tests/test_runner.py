@@ -37,7 +37,8 @@ def spider(tmp_path: Path) -> Path:
         name = f"shop_{number}"
         (folder / "database" / name).mkdir(parents=True)
         with closing(sqlite3.connect(folder / "database" / name / f"{name}.sqlite")) as connection:
-            connection.executescript(f"PRAGMA synchronous = OFF; CREATE TABLE items_{number} (id INTEGER PRIMARY KEY, price REAL);"
+            connection.executescript(f"PRAGMA synchronous = OFF; "
+                                     f"CREATE TABLE items_{number} (id INTEGER PRIMARY KEY, price REAL);"
                                      f"INSERT INTO items_{number} (price) VALUES (1), (2.5), (4), (8);")  # fmt: skip
         for limit in range(10):
             query = f"SELECT count(*) FROM items_{number} WHERE price > {limit}"
@@ -317,8 +318,8 @@ def test_every_command_of_the_readme_is_understood(
         importing.main([str(spider), "--out", str(tmp_path / "imported"), "--profile", "cpu"])
         argv[argv.index("imported")] = str(tmp_path / "imported")
     if {"shared.evaluation", "gate", "concurrency"} & {*words}:
-        run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data", "--set", f"runs_dir={tmp_path}",
-             "--set", f"data.sources={spider}"])  # fmt: skip
+        run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data",
+             "--set", f"runs_dir={tmp_path}", "--set", f"data.sources={spider}"])  # fmt: skip
         (model := tmp_path / "model").mkdir()
         for file in ("config.json", "model.safetensors", "tokenizer.json"):
             (model / file).touch()
@@ -339,7 +340,7 @@ def test_a_command_starts_in_a_python_of_its_own(module: str) -> None:
 
 
 def as_main(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Run what `python ARGV` runs, in this process: its start takes longer than most dry runs. Returns the exit status."""
+    """Run what `python ARGV` runs, in this process, whose start outlasts most dry runs; returns the exit status."""
 
     def refuse(*_: object) -> None:
         raise AssertionError(

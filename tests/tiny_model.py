@@ -26,7 +26,7 @@ QUESTIONS = (
 
 
 def save_tiny_model(folder: Path, seed: int = 0) -> Path:
-    """Write config, weights (bfloat16), tokenizer and chat template to `folder`; the same seed gives the same weights."""
+    """Write config, weights (bfloat16), tokenizer and chat template to `folder`; the seed decides the weights."""
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM

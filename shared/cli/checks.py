@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def check(root: Path, args: argparse.Namespace) -> int:
-    """Run the checks of the repository at `root` that the options name; stop at the first failure, return its status."""
+    """Run the checks that the options name on the repository at `root`; returns the status of the first failure."""
     gpu = [] if device_of(args.profile or default_profile()) == "gpu" else ["not gpu"]
     speed = {"fast": ["not slow"], "slow": ["slow"]}.get("fast" if args.fast else args.part, [])
     # Slow tests of the group "servers" use all cores themselves, but not all the time.

@@ -1,7 +1,8 @@
 """What every command line of the pipeline shares: the common options and the exit codes.
 
-Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 interrupted, 141 the reader of the output has
-gone (`| head`); anything else is a bug. Importing this takes the standard library alone: options are read before set-up.
+Exit codes: 0 done, 2 a problem the user can fix (one sentence on stderr), 130 interrupted, 141 the reader of the output
+has gone (`| head`); anything else is a bug. Importing this takes the standard library alone: options are read before
+set-up.
 """
 
 from __future__ import annotations
@@ -134,8 +135,8 @@ def check_name(option: str, name: str) -> None:
         raise UserError(f"{option} {name!r} is the folder of the unpacked base models; choose another name.")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UserError(
-            f"{option} {name!r} may hold only letters, digits, '.', '_' and '-', must start with one of the first two, and has "
-            "at most 100 characters."
+            f"{option} {name!r} may hold only letters, digits, '.', '_' and '-', must start with one of the first two, "
+            "and has at most 100 characters."
         )
 
 
@@ -173,9 +174,10 @@ def _reader_is_gone() -> bool:
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:
-    """Unwind, and try again until that is going on: a destructor or a library's `except` may have dropped the exception.
+    """Unwind, and try again until that happens: a destructor or a library's `except` may have dropped the exception.
 
-    A coroutine that was hit and waits in its clean-up does not show that it unwinds; it is cancelled after half a second.
+    A coroutine that was hit and waits in its clean-up does not show that it unwinds; it is cancelled after half a
+    second.
     """
     if not _is_unwinding():
         signal.signal(signal.SIGALRM, _terminate)

@@ -2,8 +2,8 @@
 
 `.venv` gets Python 3.12 and exactly the packages of requirements/<device>.txt, each checked against its hash and none
 built from source, except antlr4-python3-runtime, which exists as (pure Python) source only. `.tools` holds uv unless a
-usable one is on PATH. A stamp in `.venv`, written last, says what it was made from; without it, or for another device, the
-environment is made anew. Linux only.
+usable one is on PATH. A stamp in `.venv`, written last, says what it was made from; without it, or for another device,
+the environment is made anew. Linux only.
 
 Runs under any Python from 3.11 and before anything is installed: only the standard library, directly and through
 `shared.errors` and `shared.runs.manifest`.
@@ -53,14 +53,15 @@ def enter(root: Path, profile: str, *, dry_run: bool = False) -> None:
 def ensure(root: Path, profile: str, *, dry_run: bool = False) -> Path:
     """The Python of the environment under `root`, made or brought up to date first where necessary.
 
-    With `dry_run` any complete environment is used as it is. Raises UserError when that is missing, when `.venv` belongs to
-    another copy of the repository, when there is no Python 3.12 to be had, no room, or an installation step fails.
+    With `dry_run` any complete environment is used as it is. Raises UserError when that is missing, when `.venv`
+    belongs to another copy of the repository, when there is no Python 3.12 to be had, no room, or an installation step
+    fails.
     """
     venv, wanted, there = root / ".venv", wanted_stamp(root, profile), read_stamp(root / ".venv")
     if there.get("root", str(root)) != str(root):
         raise UserError(
-            f"{venv} belongs to another copy of the repository ({there['root']}), whose code it would run; remove it here and "
-            "run the same command again, which makes one for this copy."
+            f"{venv} belongs to another copy of the repository ({there['root']}), whose code it would run; remove it "
+            "here and run the same command again, which makes one for this copy."
         )
     if dry_run and not there:
         raise UserError(
@@ -161,11 +162,13 @@ def _make(root: Path, venv: Path, profile: str) -> None:
     request = ["--python", str(python)] if python else ["--python", _PYTHON, "--managed-python"]
     _run([uv, "venv", "--quiet", "--clear", *request, venv], fix=(
         f"Python {_PYTHON} is missing and could not be fetched; install it (for example `pyenv install {_PYTHON}`) and "
-        "run the same command again." if python is None else f"{python} could not make {venv}; see above."))  # fmt: skip
+        "run the same command again." if python is None
+        else f"{python} could not make {venv}; see above."))  # fmt: skip
     requirements = requirement_file(root, profile)
     quiet = [] if sys.stderr.isatty() else ["--quiet"]  # progress bars for people, no list of packages for logs
     print(f"installing {requirements.relative_to(root)}", flush=True)
-    _run([uv, "pip", "install", "--python", venv / "bin" / "python", "--no-deps", "--require-hashes", "--compile-bytecode", *quiet,
+    _run([uv, "pip", "install", "--python", venv / "bin" / "python",
+          "--no-deps", "--require-hashes", "--compile-bytecode", *quiet,
           "--only-binary", ":all:", "--no-binary", "antlr4-python3-runtime", "-r", requirements], fix=(
         "A pinned package could not be installed; check the network and the space on the disk, then run the same "
         "command again."))  # fmt: skip
@@ -187,7 +190,8 @@ def _find_uv(root: Path) -> Path:
         print(f"installing uv {UV_VERSION} into {root / '.tools'}", flush=True)
         pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", "--upgrade"]
         _run([*pip, "--root-user-action=ignore", "--target", root / ".tools", f"uv=={UV_VERSION}"],
-             fix="uv could not be installed with pip; check that `python -m pip` works and the network is there.")  # fmt: skip
+             fix="uv could not be installed with pip; check that `python -m pip` works and the network is there."
+             )  # fmt: skip
     return own
 
 

@@ -89,7 +89,7 @@ class DataConfig(Section):
     sources: Annotated[tuple[DataSource, ...], BeforeValidator(_as_sources)] = Field(
         min_length=1,
         examples=[
-            "a path, demo, or a list like [demo, {path: mine.csv, use: test, weight: 2}]; use: split, train, test, avoid"
+            "demo, a path, or a list like [demo, {path: my.csv, use: test, weight: 2}]; use: split, train, test, avoid"
         ],
         description="demo, or data sets that `data import` reads, each with its use and weight (docs/your-data.md)",
     )
@@ -173,7 +173,7 @@ class SftConfig(Section):
     keep_checkpoints: Positive = Field(description="the newest; the best is kept as well")
     rounds: Count = Field(
         le=100,
-        description="self-taught rounds: the model plays its training questions, its right episodes replace their traces",
+        description="self-taught rounds: right episodes of the model on its training questions replace their traces",
     )
     round_samples: Positive = Field(
         le=1000, description="episodes per question and round, at teacher.temperature; the shortest right one is taught"
@@ -231,7 +231,7 @@ class GrpoConfig(Section):
     )
     importance_cap: float | None = Field(
         gt=0,
-        description="cap of the importance weight trainer / rollout server of a token (truncated sampling); null = no weight",
+        description="cap of a token's importance weight, trainer / server (truncated sampling); null = no weight",
     )
     lora_rank: Count = Field(description="0 trains all weights")
     lora_alpha: Positive = Field(description="the adapter's output is scaled by alpha / rank")
@@ -316,9 +316,9 @@ class GrpoConfig(Section):
             )
         if self.rollout_log_probs and (self.temperature != 1.0 or self.importance_cap is not None):
             raise UserError(
-                "Setting grpo.rollout_log_probs needs grpo.temperature 1.0, because the server reports log-probabilities at "
-                "that temperature, and no grpo.importance_cap, which corrects log-probabilities of the trainer; set it to "
-                "false."
+                "Setting grpo.rollout_log_probs needs grpo.temperature 1.0, because the server reports "
+                "log-probabilities at that temperature, and no grpo.importance_cap, which corrects log-probabilities "
+                "of the trainer; set it to false."
             )
         if self.test_every > 0 and self.test_every % self.save_every:
             raise UserError(
@@ -424,7 +424,7 @@ class EvaluateConfig(Section):
     )
     samples: Positive = Field(
         le=1000,
-        description="episodes per question; from 2 on also mean@k, pass@k and majority vote, with a temperature above 0",
+        description="episodes per question; from 2 on also mean@k, pass@k, majority vote; needs a temperature above 0",
     )
     concurrency: Annotated[Positive, OPERATIONAL] = Field(description="episodes in flight")
     temperature: Number = Field(description="0 = greedy")

@@ -191,7 +191,8 @@ def _limited(sorts: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
 def _parts(sql: str, schema: Schema | None) -> dict[str, Any] | None:
     """The parts of a query in a form that can be compared, by the way that a difference is called, in order of WAYS.
 
-    None for an unreadable query. Parts of all levels count, sub-queries included; the shown columns are those of the whole query.
+    None for an unreadable query. Parts of all levels count, sub-queries included; the shown columns are those of the
+    whole query.
     """
     tree = _resolved(sql, schema)
     if tree is None:

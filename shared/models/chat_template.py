@@ -57,7 +57,7 @@ class ChatTemplate:
         return cls(source, {name: text for name, text in texts.items() if text})
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, prompt: bool = False) -> str:
-        """The conversation as text; `prompt` adds the header of the next assistant turn. Raises UserError if it refuses."""
+        """The conversation as text; `prompt` adds the next assistant header. Raises UserError if it is refused."""
         decoded = []  # servers pass the arguments of calls to a template as objects
         for message in messages:
             functions = [call["function"] for call in message.get("tool_calls") or ()]

@@ -1,7 +1,7 @@
 """Model folders on disk: what makes one complete, and how one appears all at once.
 
-A folder under its final name is always finished: it is built beside its place as `<name>.partial` and renamed last, so a
-killed process leaves nothing that could be taken for a model. Needs no torch.
+A folder under its final name is always finished: it is built beside its place as `<name>.partial` and renamed last, so
+a killed process leaves nothing that could be taken for a model. Needs no torch.
 """
 
 from __future__ import annotations

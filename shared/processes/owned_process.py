@@ -1,8 +1,8 @@
 """Processes that a run starts and owns: they come up healthy or fail with their last words, and never outlive it.
 
-Every service runs below a supervisor (`shared/processes/supervise.py`) that ends it, with everything it started, when the `with`
-block ends or when this process dies, however it dies. Nothing else on the machine is ever signalled. No shell, no port
-but on the loopback address. Linux only, as vLLM and Ray are here.
+Every service runs below a supervisor (`shared/processes/supervise.py`) that ends it, with everything it started, when
+the `with` block ends or when this process dies, however it dies. Nothing else on the machine is ever signalled. No
+shell, no port but on the loopback address. Linux only, as vLLM and Ray are here.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ def random_key() -> str:
 class OwnedProcess:
     """One command that lives as long as the `with` block.
 
-    `log` receives stdout and stderr (None: they stay this process's); that of the start before is kept as `*.before.log`.
-    `health` is a URL that answers 200 or a function that returns True; without it the process counts as up at once. `grace`
-    is how many seconds it may take to end after SIGTERM. `env` is added to this process's environment.
+    `log` receives stdout and stderr (None: they stay this process's); that of the start before is kept as
+    `*.before.log`. `health` is a URL that answers 200 or a function that returns True; without it the process counts as
+    up at once. `grace` is how many seconds it may take to end after SIGTERM. `env` is added to this process's
+    environment.
     """
 
     def __init__(

@@ -2,10 +2,11 @@
 
     python supervise.py GRACE_SECONDS COMMAND [ARGUMENT ...]
 
-Its standard input is a pipe whose other end the owner holds. When that end closes, because the owner says stop or because
-the owner died (kill -9 included), the command's process group gets SIGTERM and, after the grace, every process below
-gets SIGKILL. As a "child subreaper" this process inherits whatever the command leaves behind, so nothing slips out by
-starting its own session (as Ray's daemons do). It touches only its own descendants. Exits with the command's status.
+Its standard input is a pipe whose other end the owner holds. When that end closes, because the owner says stop or
+because the owner died (kill -9 included), the command's process group gets SIGTERM and, after the grace, every process
+below gets SIGKILL. As a "child subreaper" this process inherits whatever the command leaves behind, so nothing slips
+out by starting its own session (as Ray's daemons do). It touches only its own descendants. Exits with the command's
+status.
 
 Standard library only, and run with `-I -S`, so that it costs some milliseconds and a few MB.
 """

@@ -2,8 +2,8 @@
 
 A copy has the same tables and far fewer rows. Each row starts as a sampled one; then values are exchanged with other
 rows, moved a little, or set to what the golds compare the column with and its neighbours; columns that know NULL get
-more of it. What an honest query may rely on is kept: keys are unique, references lead to rows, NULL appears only where it
-did, the case of a text is not changed. The first copies are larger and full of repeated values; every second one is
+more of it. What an honest query may rely on is kept: keys are unique, references lead to rows, NULL appears only where
+it did, the case of a text is not changed. The first copies are larger and full of repeated values; every second one is
 small and has no number twice, so that order is decided. The same seed gives the same copies.
 
 Limits: virtual tables and triggers are left out, and what a table's own CHECK refuses is missing.
@@ -60,8 +60,8 @@ def make_copies(database: Path, golds: Sequence[str], folder: Path, count: int, 
         with contextlib.closing(sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)) as connection:
             connection.text_factory = lambda value: value.decode("utf-8", "replace")
             schema = connection.execute(
-                "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'index', 'view') "
-                "AND name NOT LIKE 'sqlite!_%' ESCAPE '!' AND sql NOT LIKE 'CREATE VIRTUAL%' "
+                "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL AND type IN ('table', 'index', "
+                "'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!' AND sql NOT LIKE 'CREATE VIRTUAL%' "
                 "AND name NOT IN (SELECT name FROM pragma_table_list WHERE type = 'shadow') "
                 "ORDER BY type = 'view', rowid"
             ).fetchall()
@@ -211,7 +211,7 @@ class _RowMaker:
 
 
 def _moved(value: Any, fraction: bool, draw: random.Random, *, often: float) -> Any:
-    """The value, or with the chance `often` one beside it: a whole number unless `fraction`. A number in a text stays one."""
+    """The value, or with the chance `often` one near it: whole unless `fraction`. A number in a text stays one."""
     number = _number(value)
     if draw.random() >= often or isinstance(value, bytes):
         return value

@@ -1,4 +1,4 @@
-"""What can be said of a query: the tables it reads, its order, the values it compares with, whether a gold is a poor measure.
+"""Facts about a query: the tables it reads, its order, the values it compares with, whether it is a poor gold.
 
 A gold measures poorly when ties leave its answer open, or when a trivial query gives the same answer.
 """

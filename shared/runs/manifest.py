@@ -1,7 +1,7 @@
 """Run directories and manifests: how stages meet on disk.
 
     runs/<name>/{data,sft,gate/<mark>,grpo,evaluations/<who>,report}     one run
-    runs/models/                                                         base models, unpacked and adapted once for all runs
+    runs/models/                                                         base models, unpacked once for all runs
 
 A stage works in its own folder and closes it with `manifest.json`, written last and atomically: its existence means
 "complete". The manifest carries a fingerprint of everything the result depends on (settings, input files, code
@@ -125,7 +125,7 @@ def read_object(file: Path) -> dict[str, Any]:
 
 
 def finished(folder: Path, expected: str) -> dict[str, Any] | None:
-    """The manifest when the stage finished with exactly this fingerprint and all its outputs are there in full length."""
+    """The manifest when the stage finished with this fingerprint and all its outputs are there in full length."""
     manifest = read_manifest(folder)
     if manifest is None or manifest.get("fingerprint") != expected:
         return None
@@ -141,7 +141,7 @@ def _sizes(outputs: Mapping[str, Any]) -> dict[str, int]:
 
 @contextlib.contextmanager
 def attempt(folder: Path, expected: str) -> Iterator[None]:
-    """`begin_stage`, taken back when the block refuses its inputs (UserError): what was finished before stands there again.
+    """`begin_stage`, undone when the block refuses its inputs (UserError): what was finished before stays finished.
 
     Unless an interrupted attempt of the same inputs has made something already: that is kept.
     """

@@ -11,8 +11,9 @@ from shared.errors import UserError
 def refuse_overwriting(outputs: Iterable[Path], reads: Iterable[Path]) -> None:
     """Raise UserError when writing one of `outputs` would replace or remove one of `reads`.
 
-    An output is a file, or a folder that is replaced with all it holds; what is written beside it on the way (`.partial`)
-    and what is kept of it (`.old`) count too. Links are followed and inodes compared: one file may have several names.
+    An output is a file, or a folder that is replaced with all it holds; what is written beside it on the way
+    (`.partial`) and what is kept of it (`.old`) count too. Links are followed and inodes compared: one file may have
+    several names.
     """
     sources = list(reads)
     for output in outputs:

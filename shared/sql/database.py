@@ -126,8 +126,9 @@ class Database:
     def official(self, statements: tuple[str, ...], seconds: float, decoding: str) -> list[Rows]:
         """Rows of statements run one after another as an official evaluator does: writing ones work, on a private copy.
 
-        Together they have `seconds`; SQLite's own limits apply and no row cap. `decoding` says how text that is not UTF-8
-        is read: "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be compared.
+        Together they have `seconds`; SQLite's own limits apply and no row cap. `decoding` says how text that is not
+        UTF-8 is read: "strict", "ignore" or "replace". Raises SqlError when one fails or returns too much to be
+        compared.
         """
         if any(len(sql) > MAX_OFFICIAL_SQL_LENGTH for sql in statements):
             raise SqlError("SQLite does not read so long a text.", "too_large")

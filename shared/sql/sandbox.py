@@ -6,17 +6,19 @@ Threat model. The attacker writes SQL: a model under reinforcement learning that
 question. It must not change the user's file or create another one, read anything but that database, load code, hold up
 the run, exhaust the machine's memory, or leave something behind that the next query sees. Each has its defence:
 
-    writing            the file is opened `mode=ro` and `immutable` (no lock, no journal beside it), query_only, defensive
-                       mode, an authorizer that permits reading alone; the operating system lets the process write no file
+    writing            the file is opened `mode=ro` and `immutable` (no lock, no journal beside it), query_only,
+                       defensive mode, an authorizer that permits reading alone; the operating system lets the process
+                       write no file
     other files        no ATTACH (it alone would create files despite `mode=ro`), no VACUUM INTO, no PRAGMA; temporary
                        data stays in memory; few file handles
     code               one allow-list of functions, without load_extension and fts3_tokenizer; functions in views of the
                        file itself are not trusted
     time               a deadline checked between SQLite's instructions; an alarm ends the process shortly after it,
                        whatever C code is running; the parent kills a process that survives even that
-    memory             lengths, columns, depth, and all that comes back (rows, bytes, names, error texts) are capped, and so
-                       is the address space of the process
-    leftovers          temporary tables and several statements are refused; a connection that ran out of memory is closed
+    memory             lengths, columns, depth, and all that comes back (rows, bytes, names, error texts) are capped;
+                       so is the address space of the process
+    leftovers          temporary tables and several statements are refused; a connection that ran out of memory is
+                       closed
 
 The official evaluators run everything that a model writes, so `official` lets writing statements work on a private copy
 in memory. All other defences hold there too.
@@ -96,7 +98,7 @@ def connect(address: str, decoding: str = "replace") -> sqlite3.Connection:
     connection.setlimit(sqlite3.SQLITE_LIMIT_WORKER_THREADS, 0)
     connection.execute("PRAGMA temp_store=MEMORY")
     with contextlib.suppress(sqlite3.OperationalError):
-        # Sets up virtual tables (full text search, R-Trees, JSON): later an authorizer would take it for a schema change.
+        # Sets up virtual tables (full text search, R-Trees, JSON): later an authorizer would see a schema change.
         connection.execute("SELECT count(*) FROM pragma_table_list").fetchall()
         connection.execute("SELECT 1 FROM json_each('0'), json_tree('0')").fetchall()
     return connection
@@ -133,8 +135,8 @@ def unknown_name(uri: str, sql: str, seconds: float) -> str | None:
 def official(uri: str, statements: tuple[str, ...], seconds: float, decoding: str, max_bytes: int) -> list[Answer]:
     """Results of statements run one after another on one connection, as an official evaluator would see them.
 
-    Together they have `seconds`. The list ends with the first failure. Anything beyond reading makes all of them run again
-    on a private copy in memory; ATTACH and VACUUM, which concern files, count as done there.
+    Together they have `seconds`. The list ends with the first failure. Anything beyond reading makes all of them run
+    again on a private copy in memory; ATTACH and VACUUM, which concern files, count as done there.
     """
     with contextlib.closing(connect(uri, decoding)) as connection:
         connection.set_authorizer(_authorize_reading)

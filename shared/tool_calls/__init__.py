@@ -1,4 +1,4 @@
-"""Tool-call text: what models write (`parse`, `Stream`), what stock vLLM sees in it (`parse_hermes`), what we teach (`render_*`).
+"""Tool-call text: what models write (`parse`, `Stream`), what stock vLLM reads (`parse_hermes`), our own (`render_*`).
 
 Standard library and relative imports only: `pyproject.toml` beside this file builds the parser as a package of its own.
 """

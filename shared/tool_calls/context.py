@@ -1,8 +1,8 @@
 """What the words around a call say about it: that it is made, or that it is only shown, refused or reported.
 
-A few rules look at the last clause before the call. If it refuses the call or speaks of it in the past, the call is not made.
-Else it is made where the speaker acts, and not where the sentence speaks of examples or of the form of calls. In the middle
-of a sentence, a call is only mentioned unless the speaker acts.
+A few rules look at the last clause before the call. If it refuses the call or speaks of it in the past, the call is not
+made. Else it is made where the speaker acts, and not where the sentence speaks of examples or of the form of calls. In
+the middle of a sentence, a call is only mentioned unless the speaker acts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ _CALL = r"(?:calls?|quer(?:y|ies)|requests?|attempts?|statements?|commands?|invo
 _IT = rf"(?:{_CALL}|this|that|it)"
 _REFUSED = r"(?:refus|declin|reject|forbid|skip|block|prohibit|den[iy]|danger|unsafe)\w*"
 _NOT_MADE = re.compile(
-    rf"(?:\b(?:not|never|no|nor|without|cannot|avoid|against|unable|stop(?:ped)?)|n't)(?: (?:be able to|[\w-]+)){{0,2}} {_VERB}\b"
+    r"(?:\b(?:not|never|no|nor|without|cannot|avoid|against|unable|stop(?:ped)?)|n't)"
+    rf"(?: (?:be able to|[\w-]+)){{0,2}} {_VERB}\b"
     r"|(?:\b(?:not|never|no|cannot)|n't)\W*$|^\W*(?:do not|don't|never|already)\b"
-    rf"|\b(?:I|we) (?:[\w-]+ ){{0,4}}{_REFUSED}|{_REFUSED} (?:this|that|the|it|my|your)\b|\b{_CALL} failed\b|^\W*{_REFUSED}(?: {_IT})?\W*$"
-    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:(?:is|would be)(?: [\w-]+)? {_REFUSED}|was\b|were\b|(?:has|had|have)(?: [\w-]+)? been\b)"
+    rf"|\b(?:I|we) (?:[\w-]+ ){{0,4}}{_REFUSED}|{_REFUSED} (?:this|that|the|it|my|your)\b|\b{_CALL} failed\b"
+    rf"|^\W*{_REFUSED}(?: {_IT})?\W*$"
+    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:(?:is|would be)(?: [\w-]+)? {_REFUSED}|was\b|were\b)"
+    rf"|\b{_IT}(?: [\w-]+){{0,3}} (?:has|had|have)(?: [\w-]+)? been\b"
     rf"|\b(?:I|we|you|it|already|just|previously|earlier|was|were|been|had|have|has)(?:'ve|'d)?(?: [\w-]+)? {_DONE}\b"
     rf"|\b(?:I|we|already|just)(?:'ve|'d)?(?: [\w-]+){{0,2}} (?:made (?:[\w-]+ )?{_IT}|did(?: {_IT})?\W*$)"
     rf"|\b(?:made|did|{_DONE}) (?:[\w-]+ ){{0,3}}(?:earlier|before|previously|ago|last time)\W*$"
@@ -34,21 +37,25 @@ _NOT_MADE = re.compile(
 )
 # Outside <tool_call>, one such word in the main clause is enough: a missed call costs a turn, a wrong one runs.
 _DOUBTFUL = re.compile(
-    r"(?:\b(?:not|never|neither|nor|cannot|would(?! like| love)|might|imagine|suppose|already|ago|hypothetical(?:ly)?)|n't)\b"
+    r"(?:\b(?:not|never|neither|nor|cannot|would(?! like| love)|might|imagine|suppose|already|ago)|n't)\b"
+    r"|\bhypothetical(?:ly)?\b"
     r"|^\W*(?:if|unless|under no|instead of|rather than)\b"
-    r"|\b(?:I|we|got)(?: \w+ly)? (?!(?:creat|prepar|construct|formulat|generat|correct|fix|updat|revis|modifi)ed)\w+ed(?<!need)\b"
+    r"|\b(?:I|we|got)(?: \w+ly)? "
+    r"(?!(?:creat|prepar|construct|formulat|generat|correct|fix|updat|revis|modifi)ed)\w+ed(?<!need)\b"
     r"|\b(?:one|you|someone|anyone|people) (?:can|could|may)\b|\billustrat\w+",
     re.IGNORECASE,
 )
 _SUBORDINATE = re.compile(r"(?<=\w) (?:that|which|who|whose|where|whether|if)\b", re.IGNORECASE)
 _ACTS = re.compile(r"\b(?:I|we|my|let|ich|wir|je|nous)\b|^\W*(?:to|first|next|now|then)\b|[我私]", re.IGNORECASE)
 _EXAMPLE = (
-    r"(?:\b(?:examples?\b|e\.g\.|for instance|sample\b|beispiel|exempl|ejemplo|esempi|voorbeeld|przykład|пример|например)"
+    r"(?:\b(?:examples?\b|e\.g\.|for instance|sample\b)"
+    r"|\b(?:beispiel|exempl|ejemplo|esempi|voorbeeld|przykład|пример|например)"
     r"|例如|示例|例子|例えば|(?<!\w)例(?!\w))"
 )
 _SHOWN = re.compile(
     rf"{_EXAMPLE}|\b(?:format|syntax|template|structure|shape|usage)\b|\bhow (?:to (?:call|invoke|send)|an? {_CALL})\b"
-    rf"|\b(?:previous|earlier|last|failed|wrong|bad|invalid|incorrect|error)(?: [\w-]+)* {_CALL}\W*$|\b{_CALL}\b.*\blooks?\b"
+    rf"|\b(?:previous|earlier|last|failed|wrong|bad|invalid|incorrect|error)(?: [\w-]+)* {_CALL}\W*$"
+    rf"|\b{_CALL}\b.*\blooks?\b"
     r"|^\W*(?:right|correct|good|valid|wrong|incorrect|bad|invalid)\W*$",
     re.IGNORECASE,
 )
@@ -66,8 +73,10 @@ _CODE_LINE = re.compile(r"\s|[\w.]+(?: = |\()")
 
 
 def is_only_shown(text: Text, since: int, at: int, *, explicit: bool) -> str:
-    """What the words before a place say of a call there: "yes" for a log, a refusal, a report or an example; "in a sentence"
-    if they need more words and nobody acts in them; else "". `since` is where the call before it ended.
+    """What the words before a place say of a call there.
+
+    "yes" for a log, a refusal, a report or an example; "in a sentence" if they need more words and nobody acts in them;
+    else "". `since` is where the call before it ended.
     """
     words = text.known[max(0, at - _NEAR) : at].rpartition("\n")[2]
     if words.strip() and _LOG.match(words):

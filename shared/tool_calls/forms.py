@@ -4,8 +4,8 @@
     get_columns(table="claims")       [get_columns("claims"), ...]          literal arguments only
     get_columns {"table": "claims"}   Action: get_columns[claims]           also with ReAct's and Qwen-Agent's labels
 
-Each reader says which calls it found, or why none, and where reading goes on. A value whose end is missing was cut, and a cut
-call is no call.
+Each reader says which calls it found, or why none, and where reading goes on. A value whose end is missing was cut, and
+a cut call is no call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ARGUMENT_TAGS = ("arguments", "parameters", "args", "input", "params")
 _PARAMETER_TAGS = ("parameter", "param", "arg", "argument")
 _NAME_TAGS = ("name", "tool_name", "function_name")
 
-# A quote ends an attribute only where the tag goes on behind it: JSON in an attribute need not escape the tag's own quotes.
+# A quote ends an attribute only where the tag goes on behind it: JSON in it need not escape the tag's own quotes.
 _QUOTED = "|".join(rf"{q}(?:[^{q}]|{q}(?!\s*/?>|\s+[\w.-]+\s*=))*+{q}" for q in "\"'")
 _ATTRIBUTE = re.compile(rf"([\w.-]+)\s*=\s*({_QUOTED}|[^\s\"'<>/]+)")
 _TAG = re.compile(
@@ -215,7 +215,7 @@ def read_python(text: Text, at: int, tools: Tools, *, program: str = "") -> Foun
 
 
 def read_named(text: Text, at: int, tools: Tools, *, tagged: bool) -> Found:
-    """A name with its arguments: JSON, a fenced block, or for an only argument SQL or a word; labels may stand before both."""
+    """A name with its arguments: JSON, a fenced block, or SQL or a word for an only argument; both may have labels."""
     end = text.run(_LABEL_CHARACTERS, at)
     label = _NAME_LABEL.fullmatch(text.known, at, end) if text.char(end) == ":" and not tagged else None
     action = label is not None and label[1].lower() == "action"
@@ -281,7 +281,7 @@ def _read_input(text: Text, at: int) -> tuple[Any, int]:
 
 
 def _unquoted(text: str) -> str:
-    """A text without the quotes around it, where they are the only ones of their kind, or what JSON text in quotes says."""
+    """A text without the quotes around it if no others of their kind are in it, or what JSON text in quotes says."""
     value = value_of(text) if text.startswith('"') else None
     if isinstance(value, str):
         return value

@@ -1,12 +1,13 @@
 """Which parts of a model's text are tool calls.
 
-A call stands behind an opening tag, first in a code fence, or at the start of a line. In an explicit `<tool_call>` it is taken
-as it is; everywhere else it must name an offered tool and its arguments must fit. Thinking, code, block quotes, tables and
-examples quote; what they quote is no call, unless the quotation never ends. What was meant as a call but cannot be read
-stays in the content and is explained in `malformed`. A call whose text was cut is never a call.
+A call stands behind an opening tag, first in a code fence, or at the start of a line. In an explicit `<tool_call>` it
+is taken as it is; everywhere else it must name an offered tool and its arguments must fit. Thinking, code, block
+quotes, tables and examples quote; what they quote is no call, unless the quotation never ends. What was meant as a call
+but cannot be read stays in the content and is explained in `malformed`. A call whose text was cut is never a call.
 
 The text is read in steps. A step changes nothing before it is decided, so one that has to wait for more text is simply
-repeated, and a stream finds what the whole text holds. Time is linear: after `_PATIENCE` failed attempts the rest is content.
+repeated, and a stream finds what the whole text holds. Time is linear: after `_PATIENCE` failed attempts the rest is
+content.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ _NAMED_OBJECT = re.compile(r"""[\[\s]*\{\s*["']name["']\s*:\s*["'](\w+)["']""")
 
 
 class Parsed(NamedTuple):
-    """What a model's text holds. `family` is the form of its first call: hermes, tools_tag, fenced, bare, xml, python, react or ""."""
+    """What a model's text holds.
+
+    `family` is the form of its first call: hermes, tools_tag, fenced, bare, xml, python, react or "".
+    """
 
     content: str
     calls: tuple[ToolCall, ...]
@@ -380,7 +384,7 @@ class Stream:
         return char in ("", "\n", "{", "[", "<", "`") or (not block.fence and sentence_behind(text, at) == "new")
 
     def _past_closers(self, block: _Block, at: int) -> tuple[int, bool]:
-        """The position behind all closers, also cut and wrong ones, and whether the fence of the block is still open."""
+        """The position behind all closers, cut and wrong ones too, and whether the fence of the block is still open."""
         text, fence, inline = self._text, block.fence, block.inline
         while True:
             here = text.run(SPACE, at)

@@ -1,10 +1,10 @@
-"""JSON as models write it. Strict JSON comes first and is never read in another way; then mistakes whose meaning is certain.
+"""JSON as models write it: strict JSON as it is, then mistakes whose meaning is certain.
 
-Accepted beyond JSON: raw newlines in strings; single, triple, typographic and unescaped inner quotes; unknown escapes; bare
-keys; comments; trailing commas; a missing comma before a key; doubled braces; Python's constants; JSON written with its
-quotes escaped; and missing closing brackets where no string can have been cut: before markup that ends a call, or at the end
-of the text behind a complete inner value. A quote ends a string only where the structure can go on behind it, and no string
-but a strict one runs over markup that ends a call, so a broken call cannot swallow the next.
+Accepted beyond JSON: raw newlines in strings; single, triple, typographic and unescaped inner quotes; unknown escapes;
+bare keys; comments; trailing commas; a missing comma before a key; doubled braces; Python's constants; JSON written
+with its quotes escaped; and missing closing brackets where no string can have been cut: before markup that ends a call,
+or at the end of the text behind a complete inner value. A quote ends a string only where the structure can go on behind
+it, and no string but a strict one runs over markup that ends a call, so a broken call cannot swallow the next.
 """
 
 from __future__ import annotations
@@ -78,7 +78,10 @@ def value_of(text: str) -> Any:
 
 
 def decoded(body: str) -> str:
-    """What the text between two quotes says. Doubly escaped quotes are quotes, a line may go on, unknown escapes stay."""
+    """What the text between two quotes says.
+
+    Doubly escaped quotes are quotes, a line may go on, unknown escapes stay.
+    """
     quotes = {'"': '\\"', "'": "'"}
     json_text = _ESCAPE.sub(lambda m: m[1] or (quotes[m[2]] if m[2] else "" if m[3] else "\\\\"), body)
     return str(json.loads(f'"{json_text}"', strict=False))

@@ -1,10 +1,11 @@
-"""Which call formats a model produced and which parsers accept them, and whether the parser reads given cases as expected.
+"""Which call formats a model produced, which parsers accept them, and whether given cases are read as expected.
 
-Texts come as JSONL: each line a text, an object with `text`, `output` or `content`, or an episode as the pipeline records it.
-Turns whose own text is not known (the server gave no token ids) and episodes that the infrastructure ended do not count.
+Texts come as JSONL: each line a text, an object with `text`, `output` or `content`, or an episode as the pipeline
+records it. Turns whose own text is not known (the server gave no token ids) and episodes that the infrastructure ended
+do not count.
 
-A case is one JSON object a line with `id`, `output`, `tools` (names or schemas), `expect_calls` and `expect_content`. Calls are
-compared in order, content with white space collapsed; null means that nothing has to survive.
+A case is one JSON object a line with `id`, `output`, `tools` (names or schemas), `expect_calls` and `expect_content`.
+Calls are compared in order, content with white space collapsed; null means that nothing has to survive.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def texts_of(path: Path) -> Iterator[str]:
             texts = [fields[key] for key in ("text", "output", "content") if key in fields][:1] or [0]
         if not all(text is None or isinstance(text, str) for text in texts):
             raise ValueError(
-                f"{path}, line {number} holds no text of a model; write a text, an object with text, output or content, or an "
-                "episode with its turns."
+                f"{path}, line {number} holds no text of a model; write a text, an object with text, output or "
+                "content, or an episode with its turns."
             )
         if not (isinstance(row, dict) and row.get("stop") == "infrastructure"):
             yield from (text for text in texts if text is not None)

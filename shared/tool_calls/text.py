@@ -1,7 +1,7 @@
 """A text that may still grow, and the few ways in which the grammar looks at it.
 
-Looking beyond the known text raises `Wait` until the text is final; the caller repeats its step when more has arrived. So a
-text is read the same way however it is cut.
+Looking beyond the known text raises `Wait` until the text is final; the caller repeats its step when more has arrived.
+So a text is read the same way however it is cut.
 """
 
 from __future__ import annotations

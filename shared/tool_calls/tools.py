@@ -1,8 +1,9 @@
 """The offered tools, and which calls of them a name and a value mean.
 
-Arguments get the types of the schema where nothing is lost by it (`"3"` for an integer is 3). In an explicit call, one behind
-`<tool_call>`, name and arguments are taken as they are, so that the agent can answer a wrong one. Everywhere else the tool
-must be offered and its arguments must fit, so that JSON answers, echoed tool definitions and log records stay text.
+Arguments get the types of the schema where nothing is lost by it (`"3"` for an integer is 3). In an explicit call, one
+behind `<tool_call>`, name and arguments are taken as they are, so that the agent can answer a wrong one. Everywhere
+else the tool must be offered and its arguments must fit, so that JSON answers, echoed tool definitions and log records
+stay text.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Tools(dict[str, Mapping[str, Any]]):
         return calls, ""
 
     def call(self, name: str, given: Any, *, explicit: bool, plain: bool = False) -> ToolCall | str:
-        """A call from a name and what stands for its arguments, or what is wrong with it; `plain` texts have no type yet."""
+        """A call from a name and what stands for its arguments, or what is wrong; `plain` texts have no type yet."""
         text, parameters = "", self.parameters(name)
         while isinstance(given, str) and given.strip():  # JSON text, perhaps encoded more than once
             text, given = given, value_of(given)

@@ -1,10 +1,11 @@
 """The vLLM tool parser `qwen25_coder`, for vLLM 0.10 to 0.33.
 
-Installed, it is found through the entry point `vllm.general_plugins`; without an installation, vLLM takes this file of a
-clone by its path (`--tool-parser-plugin`).
+Installed, it is found through the entry point `vllm.general_plugins`; without an installation, vLLM takes this file of
+a clone by its path (`--tool-parser-plugin`).
 
-Newer vLLM calls `finish_streaming` at the end of an answer. Older vLLM gives no sign of it but the end-of-turn token, a stop
-token or the request's token limit; where all are missing (a stop string, a full context), undecided text is not sent.
+Newer vLLM calls `finish_streaming` at the end of an answer. Older vLLM gives no sign of it but the end-of-turn token, a
+stop token or the request's token limit; where all are missing (a stop string, a full context), undecided text is not
+sent.
 """
 
 from __future__ import annotations
@@ -109,8 +110,11 @@ class Qwen25CoderToolParser(ToolParser):
         return self._message(rest.content, rest.calls) if rest else None
 
     def _message(self, content: str, calls: Sequence[ToolCall]) -> Any:
-        """A call goes out as two deltas, name first: if the first delta of an answer's last message holds arguments, vLLM
-        rebuilds the message from the last call and drops all else in it."""
+        """The message for vLLM, in which a call is two deltas, name first.
+
+        If the first delta of an answer's last message holds arguments, vLLM rebuilds the message from the last call and
+        drops all else in it.
+        """
         deltas = []
         for call in calls:
             index, arguments = len(self.prev_tool_call_arr), _ENCODER.encode(call.arguments)

@@ -2,8 +2,9 @@
 
 VERL 0.8.0 saves one shard per rank with PEFT's parameter names and has a merger of its own, which for LoRA writes the
 base weights and leaves the adapter beside them. Here the adapter is added to the weights (W + alpha/r * B A, Hu et al.
-2021, in float32) and the sum is rounded as for the rollout server (rounding.py). The result must differ from the start model, give the probe text the log-probabilities that the trainer
-gave it at that step, and choose the tokens that the rollout server then chose greedily.
+2021, in float32) and the sum is rounded as for the rollout server (rounding.py). The result must differ from the start
+model, give the probe text the log-probabilities that the trainer gave it at that step, and choose the tokens that the
+rollout server then chose greedily.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NEAR_TIE = 0.25  # nats: the server rounds its logits to bfloat16, whose steps 
 def export(
     actor: Path, start_model: Path, target: Path, *, lora_rank: int, lora_alpha: int, seed: int, probe: Path
 ) -> dict[str, float]:
-    """Write the trained policy to `target`; returns the verification figures. Raises UserError when it does not verify."""
+    """Write the trained policy to `target`; returns the figures of its verification, which raises UserError."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -36,7 +37,8 @@ def export(
     before = model.state_dict()
     if unknown := sorted(set(state) - set(before)):
         raise UserError(
-            f"The checkpoint holds parameters that the start model lacks ({unknown[0]}); was it trained from another model?"
+            f"The checkpoint holds parameters that the start model lacks ({unknown[0]}); was it trained from "
+            "another model?"
         )
     figures = {"largest_weight_change": max((state[name] - before[name].float()).abs().max().item() for name in state)}
     if not figures["largest_weight_change"] > 0.0:
@@ -56,13 +58,14 @@ def export(
         figures |= _probe_figures(partial, probe)
         if not figures["probe_gap"] <= _TOLERANCE:  # also when it is NaN
             raise UserError(
-                f"The exported model differs from the trained policy by {figures['probe_gap']:.3f} nats per token on the probe "
-                f"text (limit {_TOLERANCE}); {kept}"
+                f"The exported model differs from the trained policy by {figures['probe_gap']:.3f} nats per token on "
+                f"the probe text (limit {_TOLERANCE}); {kept}"
             )
         if not figures["greedy_regret"] <= _NEAR_TIE:
             raise UserError(
                 "The rollout server's greedy tokens are not the exported model's: one of them lies "
-                f"{figures['greedy_regret']:.3f} nats below its best (limit {_NEAR_TIE}, for ties that rounding decides); {kept}"
+                f"{figures['greedy_regret']:.3f} nats below its best (limit {_NEAR_TIE}, for ties that rounding "
+                f"decides); {kept}"
             )
     return figures
 
@@ -107,8 +110,8 @@ def _probe_figures(model_folder: Path, probe: Path) -> dict[str, float]:
     """How the exported model compares with what was measured when the checkpoint was saved.
 
     `probe_gap`: mean absolute difference (nats per token) to the trainer's log-probabilities of the probe's response;
-    `greedy_equal`: share of the rollout server's greedy tokens that are the model's own choice; `greedy_regret`: how far
-    (nats) the others lie below it at most.
+    `greedy_equal`: share of the rollout server's greedy tokens that are the model's own choice; `greedy_regret`: how
+    far (nats) the others lie below it at most.
     """
     import torch
     from transformers import AutoModelForCausalLM

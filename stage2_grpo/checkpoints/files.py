@@ -54,7 +54,7 @@ def prune(checkpoints: Path, keep: Collection[int]) -> None:
 
 
 def clear_remains(checkpoints: Path) -> None:
-    """Prepare a killed run's folder for the next trainer: complete the marker, delete what is half-written or half-removed."""
+    """Prepare a killed run's folder for the next trainer: complete the marker, delete what is half-written."""
     saved = saved_steps(checkpoints)
     if saved:
         _mark(checkpoints, saved[-1])
@@ -64,7 +64,7 @@ def clear_remains(checkpoints: Path) -> None:
 
 
 def rewind(checkpoints: Path, step: int) -> None:
-    """Make `step` the newest checkpoint (0: start anew). Later ones become `tripped_step_<N>` and replace older such folders."""
+    """Make `step` the newest checkpoint (0: start anew). Later ones become `tripped_step_<N>`, replacing older ones."""
     later = [saved for saved in saved_steps(checkpoints) if saved > step]
     for old in checkpoints.glob("tripped_step_*"):
         shutil.rmtree(old)

@@ -27,7 +27,7 @@ def stage_inputs(config: Config, model: Path, train: Path, validation: Path) -> 
 
 
 def adopted_step(folder: Path, inputs: Mapping[str, Any], changed: str) -> int:
-    """The step of a run with other inputs from which a run of `inputs` (nested plain values) resumes; 0 if there is none.
+    """The step from which a run of `inputs` (nested plain values) resumes one with other inputs; 0 if there is none.
 
     Raises UserError naming the differences when an unfinished run of other inputs has saved a step and `changed` is
     refuse. Changes nothing.

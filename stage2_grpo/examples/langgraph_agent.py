@@ -3,7 +3,8 @@
     uv pip install --python .venv/bin/python --no-deps --require-hashes -r requirements/optional.txt
     python run_pipeline.py --set grpo.agent=stage2_grpo.examples.langgraph_agent:play
 
-Prompt and tool schemas are those that stage 1 taught (shared/agent/prompts.py), so that the model is at home from the first step.
+Prompt and tool schemas are those that stage 1 taught (shared/agent/prompts.py), so that the model is at home from the
+first step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Health checks of the trainer's rollout servers from outside the trainer.
 
-The trainer does not notice when vLLM dies, for example for lack of memory. It would wait minutes for a server that takes
-no weights, or lose every episode of the next steps. So the trainer announces the addresses of its servers, and stage.py
-checks their health while it waits.
+The trainer does not notice when vLLM dies, for example for lack of memory. It would wait minutes for a server that
+takes no weights, or lose every episode of the next steps. So the trainer announces the addresses of its servers, and
+stage.py checks their health while it waits.
 """
 
 from __future__ import annotations

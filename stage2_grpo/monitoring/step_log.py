@@ -62,7 +62,7 @@ def stream_steps(config: Config, folder: Path, process: OwnedProcess, last: int,
 
 
 def reconcile_logs(config: Config, folder: Path, saved: int) -> list[Row]:
-    """Make metrics.jsonl and episodes.jsonl hold exactly the steps up to `saved`, the last step that a killed run saved.
+    """Make metrics.jsonl and episodes.jsonl hold exactly the steps up to `saved`, the last that a killed run saved.
 
     Rows of later steps are dropped, because those steps are made again. Steps that were saved but not recorded are
     recorded from what the trainer and the controller wrote. Returns all rows of metrics.jsonl.
@@ -103,6 +103,6 @@ def refuse_silent_model(step: int, values: Mapping[str, float | None]) -> None:
     """Raise UserError when the first step made no tool call at all: there is nothing to learn from."""
     if step == 1 and values["episodes"] and not values["calls"]:
         raise UserError(
-            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage 1 "
-            "longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
+            "No episode of the first GRPO step made a single tool call, so there is nothing to learn from; train stage "
+            "1 longer (sft.epochs, sft.max_traces), or start from a checkpoint that calls tools."
         )

@@ -1,7 +1,7 @@
-"""The figures of one GRPO step or validation, from what the trainer and the controller recorded, and their printed lines.
+"""The figures of one GRPO step or validation, from what trainer and controller recorded, and their printed lines.
 
-The trainer appends its metrics to a JSONL file, one row per step. The controller appends one row per episode, which names
-its step. The figures of episodes are defined in shared/evaluation/metrics.py.
+The trainer appends its metrics to a JSONL file, one row per step. The controller appends one row per episode, which
+names its step. The figures of episodes are defined in shared/evaluation/metrics.py.
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
         f"step {step}/{total}  reward {_figure(values['reward'], '.3f')}  "
         + "".join(f"{label} {_figure(values[name], '.0%')}  " for label, name in shares.items())
         + f"turns {_figure(values['turns'], '.1f')}  tokens {values['tokens']:.0f}  "
-        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  arrived {_figure(values.get('arrived_share'), '.0%')}  idle {_figure(values.get('idle_share'), '.0%')}  "
+        f"sync gap {_figure(values.get('weight_gap'), '.4f')}  arrived {_figure(values.get('arrived_share'), '.0%')}  "
+        f"idle {_figure(values.get('idle_share'), '.0%')}  "
         f"{_figure(values.get('seconds'), '.0f')} s"
     )
 

@@ -46,8 +46,8 @@ def tripped(rows: Sequence[Row], safety: SafetyConfig) -> Trip | None:
     if all(row.get("mixed_groups") == 0.0 for row in last):
         accuracy = percent(mean(row["execution_accuracy"] for row in last))
         sentence = (
-            f"no group of the last {len(last)} steps had both right and wrong episodes (accuracy {accuracy}), so there is "
-            "nothing to learn from; bring easier or harder questions, or start from a better stage-1 checkpoint"
+            f"no group of the last {len(last)} steps had both right and wrong episodes (accuracy {accuracy}), so there "
+            "is nothing to learn from; bring easier or harder questions, or start from a better stage-1 checkpoint"
         )
     elif len(steps) >= 2 * safety.window:
         sentence = _drift(first, last, safety)
@@ -64,8 +64,8 @@ def _drift(first: Sequence[Row], last: Sequence[Row], safety: SafetyConfig) -> s
     compared = f"in the last {len(last)} steps, compared with the first"
     if entropy < safety.entropy_share:
         return (
-            f"the entropy collapsed to {entropy:.0%} {compared} (safety.entropy_share), so the episodes of a group are all "
-            "alike; lower grpo.learning_rate, or set grpo.entropy_coeff"
+            f"the entropy collapsed to {entropy:.0%} {compared} (safety.entropy_share), so the episodes of a group are "
+            "all alike; lower grpo.learning_rate, or set grpo.entropy_coeff"
         )
     if "episode_tokens" in ratios and length > safety.length_factor:
         return (
@@ -74,8 +74,8 @@ def _drift(first: Sequence[Row], last: Sequence[Row], safety: SafetyConfig) -> s
         )
     if calls < safety.tool_call_share:
         return (
-            f"the tool-call rate fell to {calls:.0%} {compared} (safety.tool_call_share), so the policy unlearns its tools; "
-            "lower grpo.learning_rate, or raise grpo.reward_valid_call"
+            f"the tool-call rate fell to {calls:.0%} {compared} (safety.tool_call_share), so the policy unlearns its "
+            "tools; lower grpo.learning_rate, or raise grpo.reward_valid_call"
         )
     return None
 

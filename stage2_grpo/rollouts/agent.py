@@ -1,9 +1,9 @@
 """One rollout: run the agent on the rollout's question and judge the answer.
 
-The episode loop is `shared.agent.episode`, or the function that grpo.agent names (custom_agent.py). It starts in two ways.
-`make_handler` serves the pooled controller, where many episodes share one process. `SqlAgent` serves Agent Lightning's own
-controllers (local process or Kubernetes Job), which start one process per rollout and pass everything in environment
-variables; `python -m stage2_grpo.rollouts.agent` runs it.
+The episode loop is `shared.agent.episode`, or the function that grpo.agent names (custom_agent.py). It starts in two
+ways. `make_handler` serves the pooled controller, where many episodes share one process. `SqlAgent` serves Agent
+Lightning's own controllers (local process or Kubernetes Job), which start one process per rollout and pass everything
+in environment variables; `python -m stage2_grpo.rollouts.agent` runs it.
 
 The gateway sets the sampling temperature (`default_proxy`), so the agent requests none.
 """
@@ -147,24 +147,26 @@ def make_handler(
 
 
 def reward_event(reward: Reward) -> dict[str, Any]:
-    """The event that reports a reward to the gateway. The trainer optimises `value` and compares groups by `correct`."""
+    """The event that reports a reward to the gateway.
+
+    The trainer optimises `value` and compares groups by `correct`.
+    """
     return {"event_type": "reward", "data": {"value": reward.total, "correct": reward.correct}}
 
 
 class SqlAgent:
     """The agent class that Agent Lightning's own controllers start, one process per rollout.
 
-    Environment: AGL_OPENAI_BASE_URL, AGL_EVENT_URL and AGL_KEY from the controller, FIRSTCALL_QUESTION (the training row
-    as JSON) through `env_map`, FIRSTCALL_SETTINGS (path of the AgentSettings file) from the controller's own environment.
+    Environment: AGL_OPENAI_BASE_URL, AGL_EVENT_URL and AGL_KEY from the controller, FIRSTCALL_QUESTION (the training
+    row as JSON) through `env_map`, FIRSTCALL_SETTINGS (path of the AgentSettings file) from the controller's own
+    environment.
     """
 
     async def run(self) -> None:
         """One episode; posts its reward. Raises after an infrastructure failure, so that the rollout is FAILED."""
         names = ("FIRSTCALL_SETTINGS", "FIRSTCALL_QUESTION", "AGL_OPENAI_BASE_URL", "AGL_EVENT_URL")
         if missing := [name for name in names if name not in os.environ]:
-            raise UserError(
-                f"Environment variable {missing[0]} is not set; an Agent Lightning controller starts SqlAgent and sets it."
-            )
+            raise UserError(f"{missing[0]} is not set in the environment; the controller that starts SqlAgent sets it.")
         settings_file, row, base_url, event_url = (os.environ[name] for name in names)
         settings, key = AgentSettings.load(Path(settings_file)), os.environ.get("AGL_KEY", "")
         runner = EpisodeRunner(settings.config, settings.model_folder)

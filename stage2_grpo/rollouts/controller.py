@@ -2,15 +2,15 @@
 
 Agent Lightning's own local controller starts a Python process per rollout. This one speaks the same HTTP contract (list
 QUEUING, PATCH to RUNNING, post the reward event, PATCH to SUCCEEDED or FAILED) and runs each episode as a task, so an
-episode costs only its requests. The trainer waits for every rollout it queued and has no timeout of its own. So whatever
-this controller claims, it also ends: when an episode hangs, the gateway is away for a while, the controller is stopped, or
-an earlier controller was killed.
+episode costs only its requests. The trainer waits for every rollout it queued and has no timeout of its own. So
+whatever this controller claims, it also ends: when an episode hangs, the gateway is away for a while, the controller is
+stopped, or an earlier controller was killed.
 
     deadlines     of a model call (in the handler), an episode and a step; later results are ignored
     retries       only after an infrastructure failure, as a new attempt; the trainer reads the last attempt alone
     isolation     an episode's exception or runaway SQL ends that episode and blocks no other's thread
     pressure      at most `concurrency` episodes are claimed, the rest stays queued at the gateway
-    end           a stop claims nothing more, lets running episodes finish for `drain_seconds`, and reports the rest as FAILED
+    end           a stop claims nothing more, lets episodes finish for `drain_seconds`, and reports the rest as FAILED
 
 Limits: one controller per gateway, because a RUNNING rollout that is not in this process counts as left behind; the
 handler must yield to the event loop (blocking work goes through `asyncio.to_thread`).
@@ -56,8 +56,8 @@ class PooledController:
     """Claims queued rollouts first in, first out, and runs at most `concurrency` episodes at a time.
 
     The handler returns the reward of a finished episode, or None after an infrastructure failure, which is tried again.
-    After the last try, an exception or a timeout the rollout is FAILED and gets no reward event, so that it can never be
-    taken for a wrong answer.
+    After the last try, an exception or a timeout the rollout is FAILED and gets no reward event, so that it can never
+    be taken for a wrong answer.
     """
 
     def __init__(
@@ -89,7 +89,10 @@ class PooledController:
         self._cutting = False  # running episodes are cancelled, and none is started
 
     def stop(self) -> None:
-        """Make `run` drain, cancel what still runs after that, report it as FAILED and return. A second call skips the drain."""
+        """Make `run` drain, cancel what still runs after that, report it as FAILED and return.
+
+        A second call skips the drain.
+        """
         if self._stopping:
             self._hurry.set()
         self._stopping = True
@@ -203,7 +206,10 @@ class PooledController:
 
 
 async def _outcome(task: RolloutTask, handling: asyncio.Task[Reward | None], seconds: float) -> Reward | str:
-    """The reward, or one sentence on why there is none. Never raises for a handler: one episode must not hurt another."""
+    """The reward, or one sentence on why there is none.
+
+    Never raises for a handler: one episode must not hurt another.
+    """
     finished, _ = await asyncio.wait({handling}, timeout=task.timeout_seconds)
     if not finished:
         handling.cancel()
@@ -221,7 +227,7 @@ async def serve(gateway_url: str, key: str, handler: Handler, *, concurrency: in
     """Run a PooledController until SIGTERM or SIGINT; `options` are its other keyword arguments."""
     controller = PooledController(gateway_url, key, handler, concurrency=concurrency, **options)
     loop = asyncio.get_running_loop()
-    # A thread for the query of each episode, and as many for queries that outlive their episode. The default is cores + 4.
+    # A thread for the query of each episode, and as many for queries that outlive theirs. The default is cores + 4.
     loop.set_default_executor(ThreadPoolExecutor(2 * concurrency))
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, controller.stop)
@@ -256,8 +262,8 @@ def main() -> None:
 def append(file: Path, episode: Episode) -> None:
     """Write one line in one write, so that a killed controller leaves no half line.
 
-    The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote controller
-    keeps running.
+    The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote
+    controller keeps running.
     """
     with file.open("a", encoding="utf-8") as stream:
         stream.write(to_json(episode) + "\n")

@@ -3,13 +3,13 @@
     async def function(task: Assignment) -> None:
         answer the question with `task.tools` and the OpenAI-compatible endpoint `task.base_url`
 
-Nothing else has to be reported. Every request goes through Agent Lightning's gateway, which keeps it: the episode, with its
-turns, tokens and records, is read from there, and the submission is what the built-in agent's would be (the last ```sql
-block of the final answer, else the last query that ran). An agent that raises is lost, not wrong. Only the rollouts and
-validations of GRPO are its own: the readiness gate and every evaluation play the built-in agent.
+Nothing else has to be reported. Every request goes through Agent Lightning's gateway, which keeps it: the episode, with
+its turns, tokens and records, is read from there, and the submission is what the built-in agent's would be (the last
+```sql block of the final answer, else the last query that ran). An agent that raises is lost, not wrong. Only the
+rollouts and validations of GRPO are its own: the readiness gate and every evaluation play the built-in agent.
 
-Rules for the agent: it asks for whole answers (the gateway refuses streams), starts from `shared.agent.prompts`, whose words
-stage 1 taught, runs SQL through `task.tools` alone, and keeps to `task.limits`. A prompt that outgrows the server
+Rules for the agent: it asks for whole answers (the gateway refuses streams), starts from `shared.agent.prompts`, whose
+words stage 1 taught, runs SQL through `task.tools` alone, and keeps to `task.limits`. A prompt that outgrows the server
 (agent.context_tokens) ends the episode, whatever the agent makes of the refusal.
 """
 

@@ -45,7 +45,7 @@ class GatewayClient(httpx.AsyncClient):
         return response.raise_for_status() if response.is_server_error else response
 
     async def report(self, method: str, path: str, body: dict[str, Any]) -> None:
-        """Send a status (PATCH) or an event (POST) under /api/rollouts/, as often as it takes until the gateway answers."""
+        """Send a status (PATCH) or an event (POST) under /api/rollouts/, again and again until the gateway answers."""
         delay = self._first_delay
         while True:
             try:

@@ -1,11 +1,12 @@
 """What stage 2 changes in VERL's FSDP engine, on GPU and CPU alike.
 
 1. Log-probabilities and entropy are computed only where a token is trained. VERL computes logits, log-probabilities and
-   entropy of the whole vocabulary for every token of prompt and observations, in bfloat16, one token after the other where
-   flash_attn is missing. Here the language-model head runs on the trained places alone, and what follows runs in float32,
-   chunk by chunk, with recomputation in the backward pass. The entropy has a gradient only if its coefficient is not 0.
-2. The attention mask says which tokens are padding, also where none is: without a mask transformers 4.57 looks for packed
-   rows and makes a full one, which keeps attention from its fast causal path.
+   entropy of the whole vocabulary for every token of prompt and observations, in bfloat16, and one token after the
+   other where flash_attn is missing. Here the language-model head runs on the trained places alone. What follows runs
+   in float32, chunk by chunk, with recomputation in the backward pass. The entropy has a gradient only if its
+   coefficient is not 0.
+2. The attention mask says which tokens are padding, also where none is. Without a mask transformers 4.57 looks for
+   packed rows and makes a full one, which keeps attention from its fast causal path.
 3. Rows without an advantage (a group with identical outcomes) are left out of the update, unless entropy is trained.
 4. Merged weights are rounded stochastically for the rollout server (rounding.py), and the share of the update that
    arrives is reported in `weight_sync.json`, in the stage's folder.
@@ -58,7 +59,7 @@ def forward_step(self: Any, micro_batch: Any, loss_function: Any, forward_only: 
 
 
 def trained_log_probs(model: Any, batch: Any, *, train_entropy: bool) -> tuple[Any, Any]:
-    """Log-probability of the next token and entropy, as nested tensors [row, token], where the next token is trained."""
+    """Log-probability of the next token and entropy, nested tensors [row, token], where the next token is trained."""
     import torch
     from torch.utils.checkpoint import checkpoint
 

@@ -6,9 +6,9 @@ after the module is first imported, and fails loudly when the module no longer h
 version moved on.
 
 The patches reach every process by official hooks only: the driver and the Ray workers through Ray's
-`worker_process_setup_hook` (`stage2_grpo.training.worker_setup.setup`), vLLM's own processes through the entry point group
-`vllm.platform_plugins` (`vllm_platform` below). The switch is the environment variable FIRSTCALL_CPU_BACKEND=1. Stage 2
-sets it on its own child processes, so a plain vLLM server in the same environment stays as it is.
+`worker_process_setup_hook` (`stage2_grpo.training.worker_setup.setup`), vLLM's own processes through the entry point
+group `vllm.platform_plugins` (`vllm_platform` below). The switch is the environment variable FIRSTCALL_CPU_BACKEND=1.
+Stage 2 sets it on its own child processes, so a plain vLLM server in the same environment stays as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What stage 2 adds to Agent Lightning's trainer.
 
-1. The weight guard (weight_guard.py) surrounds every training step. Each checkpoint carries the guard's probe, which the
-   export must reproduce.
+1. The weight guard (weight_guard.py) surrounds every training step. Each checkpoint carries the guard's probe, which
+   the export must reproduce.
 2. An episode without a reward is no training row. The controller gives no reward to infrastructure failures; Agent
    Lightning would train them as reward 0.
 3. Groups with identical outcomes are excluded from the update (grpo.binary_groups).
@@ -29,11 +29,11 @@ from stage2_grpo.training.weight_guard import WeightGuard
 
 
 def gate_on_outcome(rewards: Sequence[float], correct: Sequence[bool], groups: Sequence[Hashable]) -> list[float]:
-    """The rewards [episode], with each group that is all right or all wrong flattened to its mean. Arguments are parallel.
+    """The rewards [episode]; a group that is all right or all wrong is flattened to its mean. Arguments are parallel.
 
-    In such a group only the small dense terms differ. Normalised by their own tiny spread they would count as much as the
-    difference between right and wrong. Equal rewards mean an advantage of exactly 0. VERL 0.8.0 declares a setting for
-    this (`algorithm.filter_groups`), but neither its trainers nor Agent Lightning's read it.
+    In such a group only the small dense terms differ. Normalised by their own tiny spread they would count as much as
+    the difference between right and wrong. Equal rewards mean an advantage of exactly 0. VERL 0.8.0 declares a setting
+    for this (`algorithm.filter_groups`), but neither its trainers nor Agent Lightning's read it.
     """
     members: defaultdict[Hashable, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):

@@ -1,10 +1,10 @@
 """Joining a Ray cluster that runs already (grpo.ray_address), instead of the private one-machine Ray of a usual run.
 
-This machine must be a node of the cluster, and all nodes must have the same environment and see models, runs and databases
-under the same paths. Ray ends the run's workers with the run; nothing else in the cluster changes.
+This machine must be a node of the cluster, and all nodes must have the same environment and see models, runs and
+databases under the same paths. Ray ends the run's workers with the run; nothing else in the cluster changes.
 
-Ray is joined here and not through VERL's config, because the workers of a cluster inherit nothing from this process. What
-they need travels as Ray's runtime environment, which holds the gateway's key and would be logged with the config.
+Ray is joined here and not through VERL's config, because the workers of a cluster inherit nothing from this process.
+What they need travels as Ray's runtime environment, which holds the gateway's key and would be logged with the config.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stage2_grpo.training.worker_setup import HOOK
 
 
 def join(grpo: GrpoConfig, environment: Mapping[str, str]) -> None:
-    """Connect this process; `environment` reaches every worker. Raises UserError when the cluster is not there or too small."""
+    """Connect this process; `environment` reaches every worker. Raises UserError without a cluster of that size."""
     import ray
     from verl.trainer.constants_ppo import PPO_RAY_RUNTIME_ENV
 
@@ -30,8 +30,8 @@ def join(grpo: GrpoConfig, environment: Mapping[str, str]) -> None:
         ray.init(address=grpo.ray_address, runtime_env=runtime_env)
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"No Ray cluster could be joined at grpo.ray_address {grpo.ray_address} ({' '.join(str(error).split())}); start one "
-            "with `ray start --head`, and this machine as one of its nodes."
+            f"No Ray cluster could be joined at grpo.ray_address {grpo.ray_address} ({' '.join(str(error).split())}); "
+            "start one with `ray start --head`, and this machine as one of its nodes."
         ) from error
     refuse_small_cluster(ray.nodes(), grpo)
 

@@ -1,8 +1,9 @@
 """Rounding trained weights to bfloat16 without losing small updates.
 
-The start model lies on the bfloat16 grid. A LoRA update is often smaller than half a step of that grid, so rounding W + BA to
-nearest returns W for most weights: 85 to 90 % of a small update never reaches the rollout server or the export. Rounding up
-with a probability equal to the weight's distance from the lower grid point keeps the update on average (stochastic rounding).
+The start model lies on the bfloat16 grid. A LoRA update is often smaller than half a step of that grid, so rounding W +
+BA to nearest returns W for most weights: 85 to 90 % of a small update never reaches the rollout server or the export.
+Rounding up with a probability equal to the weight's distance from the lower grid point keeps the update on average
+(stochastic rounding).
 
 The random threshold of a weight depends only on its tensor's name, its place and the seed. So the same policy is always
 rounded to the same weights, on any device: a server, its successor after a restart, and the export all agree.
@@ -44,7 +45,7 @@ def round_stochastically(weight: torch.Tensor, name: str, seed: int) -> torch.Te
 
 
 class UpdateShare:
-    """The share of the update since the start model that survives rounding: 1.0 when all of it arrives, 0.0 when none does.
+    """The share of the update since the start model that survives rounding, from 0.0 (nothing) to 1.0 (all of it).
 
     Over all weights: (rounded - start) projected onto (trained - start), as a multiple of the latter.
     """

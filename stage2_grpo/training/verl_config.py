@@ -1,8 +1,8 @@
 """The one place that translates our settings into VERL's and Agent Lightning's keys.
 
 The base is Agent Lightning's own Hydra config on top of VERL's ppo_trainer. `overrides` are merged in struct mode, so a
-misspelt key is an error; the few keys that VERL takes without declaring them are in `additions`. Where a value departs from
-the default, the reason stands beside it.
+misspelt key is an error; the few keys that VERL takes without declaring them are in `additions`. Where a value departs
+from the default, the reason stands beside it.
 """
 
 from __future__ import annotations

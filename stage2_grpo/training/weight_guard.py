@@ -1,10 +1,9 @@
 """The weight guard: after every update the rollout server must sample the policy that was just trained.
 
 In some LoRA modes VERL 0.8.0 silently keeps sampling the start model (see verl_config.py). So around each training step
-the server and the trainer are asked for the log-probabilities of one fixed probe text. The server's must have changed with
-the update and must equal the trainer's within grpo.sync_tolerance, and the update must survive the rounding of the weights,
-or the run stops. A policy whose log-probabilities are
-no longer finite stops it too, before it is saved.
+the server and the trainer are asked for the log-probabilities of one fixed probe text. The server's must have changed
+with the update and must equal the trainer's within grpo.sync_tolerance, and the update must survive the rounding of the
+weights, or the run stops. A policy whose log-probabilities are no longer finite stops it too, before it is saved.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class WeightGuard:
         return figures
 
     def save_probe(self, folder: Path) -> None:
-        """Write what the export must reproduce: the trainer's log-probabilities and the first server's greedy tokens."""
+        """Write what the export must reproduce: the trainer's log-probabilities, the first server's greedy tokens."""
         assert self._last is not None
         self._trainer._resume_all_rollout_generation()  # a validation ends with generation paused
         server = self._trainer.llm_server_manager.get_addresses()[0]
@@ -133,8 +132,8 @@ def judge(step: int, figures: Mapping[str, float], tolerance: float) -> None:
     """
     if not math.isfinite(figures[TRAINER_MOVED]):
         raise PolicyNotFinite(
-            f"After the update of step {step} the policy's log-probabilities are no numbers any more: the training diverged; "
-            "lower grpo.learning_rate."
+            f"After the update of step {step} the policy's log-probabilities are no numbers any more: the training "
+            "diverged; lower grpo.learning_rate."
         )
     advice = (
         "the rollout server does not sample the trained policy. LoRA must run with strategy fsdp and lora.merge=True "
@@ -145,8 +144,8 @@ def judge(step: int, figures: Mapping[str, float], tolerance: float) -> None:
         raise WeightsOutOfSync(f"{where} unchanged: {advice}")
     if not abs(figures.get(ARRIVED, 1.0) - 1.0) <= _ARRIVED_TOLERANCE:
         raise WeightsOutOfSync(
-            f"After the update of step {step} {figures[ARRIVED]:.0%} of the update so far arrived at the server instead of all "
-            "of it: rounding to bfloat16 swallows it (stage2_grpo/training/rounding.py)."
+            f"After the update of step {step} {figures[ARRIVED]:.0%} of the update so far arrived at the server "
+            "instead of all of it: rounding to bfloat16 swallows it (stage2_grpo/training/rounding.py)."
         )
     if not figures[GAP] <= tolerance:  # also when it is NaN
         raise WeightsOutOfSync(

@@ -1,4 +1,4 @@
-"""What every process of stage 2 does before it imports VERL: Ray calls `setup` when a worker starts, the driver calls it itself.
+"""What every process of stage 2 does before it imports VERL: Ray calls `setup` in workers, the driver calls it itself.
 
 The patches must be in place before the first import of verl.
 """
@@ -56,8 +56,9 @@ def end_stuck_sync(module: Any) -> None:
             from stage2_grpo.training.weight_guard import WeightsOutOfSync
 
             raise WeightsOutOfSync(
-                f"The rollout server did not take the trained weights within {_SYNC_SECONDS:.0f} s; its own error stands in the "
-                "trainer's log. LoRA must run with strategy fsdp and lora.merge=True (stage2_grpo/training/verl_config.py)."
+                f"The rollout server did not take the trained weights within {_SYNC_SECONDS:.0f} s; its own error "
+                "stands in the trainer's log. LoRA must run with strategy fsdp and lora.merge=True "
+                "(stage2_grpo/training/verl_config.py)."
             ) from error
 
     open_socket = import_hooks.replace(sender, "_init_socket", open_socket_with_timeout)

@@ -5,8 +5,8 @@
 Both serve the same real gateway, the same agent (`stage2_grpo.rollouts.agent`), database and question; a scripted
 endpoint answers at once, so that what is measured is the cost of running an episode and not the model. Each episode
 makes four calls: search_schema, get_columns, execute_sql, final answer. CPU seconds are those of the controller and of
-every process it starts, without gateway and endpoint. Exit status 1 unless ours plays 10 times as many episodes per second
-for at most a fifth of the CPU seconds. The stock half takes minutes.
+every process it starts, without gateway and endpoint. Exit status 1 unless ours plays 10 times as many episodes per
+second for at most a fifth of the CPU seconds. The stock half takes minutes.
 """
 
 from __future__ import annotations

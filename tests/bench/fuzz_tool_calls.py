@@ -2,9 +2,10 @@
 
     python -m tests.bench.fuzz_tool_calls [--seconds N] [--seed N]
 
-Inputs that reach new lines of `shared/tool_calls` are kept and mutated further. Findings: an exception, a stream that differs
-from the whole text, content that was not in the text, text lost although there is no call, a rendered call that is read in
-another way. Prints a finding and exits with status 1, else says how many texts were read in how much processor time.
+Inputs that reach new lines of `shared/tool_calls` are kept and mutated further. Findings: an exception, a stream that
+differs from the whole text, content that was not in the text, text lost although there is no call, a rendered call that
+is read in another way. Prints a finding and exits with status 1, else says how many texts were read in how much
+processor time.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python -m tests.bench.grpo_step --run runs/main [--base c2da303] [--steps 2] [--set grpo.train_batch_size=8]
 
-Both play the training questions of a run that has finished its stage 1, from that checkpoint, with the CPU profile and the
-same settings but for `--set`, which changes this checkout's alone. The base commit is checked out into a temporary folder.
-Start-up, validation and export do not count; memory is the proportional share of all processes of a run.
+Both play the training questions of a run that has finished its stage 1, from that checkpoint, with the CPU profile and
+the same settings but for `--set`, which changes this checkout's alone. The base commit is checked out into a temporary
+folder. Start-up, validation and export do not count; memory is the proportional share of all processes of a run.
 """
 
 from __future__ import annotations

@@ -2,12 +2,12 @@
 
     python -m tests.bench.random_kills --kills 10 --seed 0
 
-The pipeline runner trains a tiny model on a CPU with the real gateway, controller, Ray, VERL and vLLM. Again and again one
-of its processes is killed, drawn by the seed as is the moment, and the same command is started again. An end is clean when
-the command ends by itself with one sentence and a status other than 0 (unless it was the victim), nothing of the run is left
-a minute later, and no saved step is lost. At last the run is left alone: it must complete, with every step recorded once
-and the questions of an unbroken run. Signals go only to the command that was started here and its descendants. Exit status
-1 unless all is well.
+The pipeline runner trains a tiny model on a CPU with the real gateway, controller, Ray, VERL and vLLM. Again and again
+one of its processes is killed, drawn by the seed as is the moment, and the same command is started again. An end is
+clean when the command ends by itself with one sentence and a status other than 0 (unless it was the victim), nothing of
+the run is left a minute later, and no saved step is lost. At last the run is left alone: it must complete, with every
+step recorded once and the questions of an unbroken run. Signals go only to the command that was started here and its
+descendants. Exit status 1 unless all is well.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ WHOLE_SECONDS = 900.0  # of the start that is left alone
 
 @dataclass(frozen=True)
 class Kill:
-    """One planned kill: in `phase`, when its start has saved `after` steps, after the share `wait` of the phase's seconds."""
+    """One planned kill: in `phase`, when its start has saved `after` steps, after `wait` of the phase's seconds."""
 
     victim: str
     phase: str
@@ -131,7 +131,7 @@ def main() -> None:
 
 
 def plan(kills: int, seed: int) -> list[Kill]:
-    """Victims and phases as two shuffled packs deal them, so that all get their turn; the last kill falls in the export."""
+    """Victims and phases as two shuffled packs deal them, so that all get their turn; the last is in the export."""
     draw = random.Random(seed)
     victims, phases = (_deal(draw, pack, kills - 1) for pack in (list(VICTIMS), list(PHASES)[:-1]))
     planned = [Kill(*drawn, draw.randint(0, 1), draw.random()) for drawn in zip(victims, phases, strict=True)]
@@ -165,7 +165,8 @@ class Bench:
             if victim is None:
                 print(f"{name}: {kill.victim} in {kill.phase}: the moment did not come, see {log}", flush=True)
                 return False
-            moment = f"{start.look()} of step {min(start.saved + 1, self._steps)}, {time.monotonic() - start.began:.0f} s old"
+            age = time.monotonic() - start.began
+            moment = f"{start.look()} of step {min(start.saved + 1, self._steps)}, {age:.0f} s old"
             victim.kill()
             struck = time.monotonic()
             wait_for(lambda: command.poll() is not None, END_SECONDS, pause=0.1)
@@ -176,8 +177,9 @@ class Bench:
         said = log.read_text(encoding="utf-8", errors="replace")
         faults = faults_of_end(kill.victim, command.returncode, said, of_run(self.folder), start)
         print(
-            f"{name}: {kill.victim} (pid {victim.pid}) in {moment}: exit {command.returncode} after {ended - struck:.1f} s, all "
-            f"gone {gone - ended:.1f} s later, {start.saved} steps saved: {'; '.join(faults) or 'clean'}\n    {_sentence(said)}",
+            f"{name}: {kill.victim} (pid {victim.pid}) in {moment}: exit {command.returncode} after "
+            f"{ended - struck:.1f} s, all gone {gone - ended:.1f} s later, {start.saved} steps saved: "
+            f"{'; '.join(faults) or 'clean'}\n    {_sentence(said)}",
             flush=True,
         )
         return not faults
@@ -249,7 +251,7 @@ def victims(command: psutil.Process, name: str) -> list[psutil.Process]:
 
 
 def faults_of_end(victim: str, status: int, said: str, left: Sequence[object], start: Start) -> list[str]:
-    """What is not clean about the end of a start; `said` is the output of the command, `left` are living processes of it."""
+    """What is not clean about the end of a start; `said` is the command's output, `left` are its living processes."""
     sentences = re.findall("^error: ", said, re.MULTILINE)
     wrong = {
         "the command reported no failure": status == 0,

@@ -3,11 +3,11 @@
     python -m tests.bench.sandbox_limits [--spider FOLDER]
 
 Prints a table of hostile statements with outcome, milliseconds beyond the deadline and memory of the sandbox process at
-its peak; then seconds for ordinary queries (the golds of the demo, or of a folder in Spider layout) against plain sqlite3
-in the same run, once opening the file for each query as a program without a pool would, once on a connection kept open;
-then simple queries per second from 32 threads. Exit status 1 when a statement is stopped later than 200 ms after its
-deadline, a process needs more than 256 MB, a file changed, opening for each query is more than 1.5 times as fast as the
-sandbox, or fewer than 500 simple queries run per second.
+its peak; then seconds for ordinary queries (the golds of the demo, or of a folder in Spider layout) against plain
+sqlite3 in the same run, once opening the file for each query as a program without a pool would, once on a connection
+kept open; then simple queries per second from 32 threads. Exit status 1 when a statement is stopped later than 200 ms
+after its deadline, a process needs more than 256 MB, a file changed, opening for each query is more than 1.5 times as
+fast as the sandbox, or fewer than 500 simple queries run per second.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m tests.bench.tool_call_parsers [--cases FILE.jsonl] [--repeat N]
 
-Whole: microseconds for one answer of plain Hermes calls, the median of several rounds that alternate between the parsers.
-Streaming: a call with an 8,000-character SQL argument, one character a delta, the median of five rounds; and the cost of a
-character early and late in one of 200,000. With case files: calls and negatives each parser reads as expected, also those of the
-packages in tool_call_peers (their calls alone). Parsers that are not installed are said to be absent. Exit status 1 when a target is missed: 1.5 times hermes
-for whole answers, ten times faster when streaming.
+Whole: microseconds for one answer of plain Hermes calls, the median of several rounds that alternate between the
+parsers. Streaming: a call with an 8,000-character SQL argument, one character a delta, the median of five rounds; and
+the cost of a character early and late in one of 200,000. With case files: calls and negatives each parser reads as
+expected, also those of the packages in tool_call_peers (their calls alone). Parsers that are not installed are said to
+be absent. Exit status 1 when a target is missed: 1.5 times hermes for whole answers, ten times faster when streaming.
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ def _whole(tokenizer: Any, rounds: int) -> bool:
             results[name].append(_microseconds(lambda parser=parser: parser.extract_tool_calls(ANSWER, request), 300))  # type: ignore[misc]
     stock, ours = (statistics.median(results[name]) for name in (STOCK, OURS))
     print(
-        f"whole answer of 2 calls, {len(ANSWER)} characters: {STOCK} {stock:.1f} us, {OURS} {ours:.1f} us, ratio {ours / stock:.2f} (wanted <= {WHOLE_TARGET})"
+        f"whole answer of 2 calls, {len(ANSWER)} characters: {STOCK} {stock:.1f} us, {OURS} {ours:.1f} us, "
+        f"ratio {ours / stock:.2f} (wanted <= {WHOLE_TARGET})"
     )
     return ours <= WHOLE_TARGET * stock
 
@@ -93,7 +94,8 @@ def _streaming(tokenizer: Any) -> bool:
     stock, ours = map(statistics.median, zip(*rounds, strict=True))
     ratio = stock / ours
     print(
-        f"streaming {len(text)} characters one by one: {STOCK} {stock:.3f} s, {OURS} {ours:.3f} s, {ratio:.1f} times faster (wanted >= {STREAM_TARGET})"
+        f"streaming {len(text)} characters one by one: {STOCK} {stock:.3f} s, {OURS} {ours:.3f} s, "
+        f"{ratio:.1f} times faster (wanted >= {STREAM_TARGET})"
     )
     return ratio >= STREAM_TARGET
 

@@ -1,7 +1,7 @@
-"""Packages that read tool calls out of text, for comparison: name, offered tools and arguments alone, content is not judged.
+"""Packages that read tool calls out of text, compared by name, offered tools and arguments; content is not judged.
 
-None of them is a dependency. One that is not installed is said to be absent; `pip install --no-deps --target FOLDER NAME` and
-PYTHONPATH bring it in.
+None of them is a dependency. One that is not installed is said to be absent; `pip install --no-deps --target FOLDER
+NAME` and PYTHONPATH bring it in.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ LIMITS = SandboxConfig(timeout_seconds=0.5, max_rows=20, max_compare_rows=1000, 
 
 SCHEMA = """
 CREATE TABLE customers (customer_id INTEGER PRIMARY KEY, full_name TEXT NOT NULL, city TEXT);
-CREATE TABLE policies (policy_id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customers, kind TEXT, premium REAL);
+CREATE TABLE policies (policy_id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customers, kind TEXT,
+  premium REAL);
 CREATE TABLE claims (claim_id INTEGER PRIMARY KEY, policy_id INTEGER REFERENCES policies(policy_id), amount REAL,
                      filed_on TEXT, note TEXT);
 INSERT INTO customers VALUES (1, 'Ann O''Hara', 'Bern'), (2, 'Bo Li', 'Oslo'), (3, 'Cleo Diaz', NULL);

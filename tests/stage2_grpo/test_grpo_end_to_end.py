@@ -1,7 +1,7 @@
 """Real GRPO steps of the whole stack on a tiny model: Agent Lightning gateway, pooled controller, Ray, VERL, vLLM.
 
-A run of a model that never saw stage 1 is interrupted after its first step and must leave no process. tests/test_whole_pipeline.py
-kills one and lets it resume to the end.
+A run of a model that never saw stage 1 is interrupted after its first step and must leave no process.
+tests/test_whole_pipeline.py kills one and lets it resume to the end.
 """
 
 import json

@@ -1,6 +1,7 @@
 """Real GRPO of a tiny model that is right in half of its episodes, so that groups differ and updates have a direction.
 
-One run is stopped by a tripwire, goes on as the message says, and ends early with the best step; another is played by LangGraph.
+One run is stopped by a tripwire, goes on as the message says, and ends early with the best step; another is played by
+LangGraph.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def test_an_agent_written_with_langgraph_is_trained(runs: Path) -> None:
     assert row["weight_gap"] < 0.08
     merged = [[turn.merged for turn in episode.turns] for episode in read_episodes(grpo / "episodes.jsonl")]
     assert sum(turns.count(True) for turns in merged) >= 8
-    # So small a model sometimes writes a call in other tokens than it is read back in; agent and trainer agree on how often.
+    # So small a model sometimes writes a call in other tokens than it is read back in; both sides agree on how often.
     apart = [turns.count(False) for turns in merged]
     (figures,) = (entry["data"] for entry in rows(grpo / "trainer_metrics.jsonl"))
     assert figures["training/n_unmerged_rollouts"] == sum(map(bool, apart))

@@ -72,7 +72,8 @@ def test_a_controller_that_has_died_is_named_with_what_to_do(tmp_path: Path) -> 
     argv, log = [sys.executable, "-c", "print('no memory')"], tmp_path / "controller.log"
     with OwnedProcess(argv, name="the rollout controller", log=log) as controller:
         controller.wait()
-        with pytest.raises(UserError, match=r"controller ended unexpectedly \(exit status 0\); the same command continues after "
+        with pytest.raises(
+            UserError, match=r"controller ended unexpectedly \(exit status 0\); the same command continues after "
                                             r"step 3\. The last lines of .*log:\n    no memory"):  # fmt: skip
             Rollouts(tmp_path / "agents.json", KEY, (controller,)).check(next_command(3))
 

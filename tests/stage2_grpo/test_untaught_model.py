@@ -31,7 +31,7 @@ def ours(text: str) -> Parsed:
 
 
 def first_step(folder: Path, server: Callable[[str], Parsed]) -> dict[str, float | None]:
-    """The figures of a step of one episode, whose model says the same on every turn behind a server with this parser."""
+    """The figures of a step of one episode, whose model says the same in every turn to a server with this parser."""
     rows: list[Episode] = []
     handle = make_handler(load_config(ROOT / "pipeline.yaml", "cpu", SETTINGS), tokenizer_folder(folder), rows.append)
     question = Question("q1", "insurance", "How many claims are open?", "SELECT 1", str(insurance_file(folder)))

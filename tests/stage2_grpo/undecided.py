@@ -29,7 +29,7 @@ TEACHING_STEPS = 320
 
 
 def write_undecided_run(data: Path, model: Path) -> None:
-    """Four questions in the folder `data`, and a model that answers each with the right and a wrong query equally often."""
+    """Four questions in the folder `data`, and a model that answers each rightly and wrongly equally often."""
     data.mkdir(parents=True)
     database = str(insurance_file(data))
     questions = [Question(f"q{place}", "insurance", text, RIGHT, database) for place, text in enumerate(ASKED)]

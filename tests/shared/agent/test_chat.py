@@ -47,7 +47,8 @@ def in_turn(*replies: Reply | dict[str, Any]) -> tuple[Callable[[dict[str, Any]]
 
 def test_a_completion_carries_calls_token_ids_and_usage() -> None:
     call = ToolCall("search_schema", {"query": "Schäden"})
-    reply = answer(None, [call], token_ids=[5, 6], prompt_token_ids=[1, 2, 3], usage={"prompt_tokens": 3, "completion_tokens": 2})  # fmt: skip
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    reply = answer(None, [call], token_ids=[5, 6], prompt_token_ids=[1, 2, 3], usage=usage)
     with scripted_server(lambda request: reply) as base_url:
         assert ask(base_url) == Completion("", (call,), (), "tool_calls", [1, 2, 3], [5, 6], 3, 2)
 
@@ -57,7 +58,8 @@ def test_the_request_asks_for_token_ids_unless_switched_off() -> None:
     with scripted_server(handler) as base_url:
         ask(base_url, model="m")
         ask(base_url, model="m", return_token_ids=False)
-    assert requests[0] == {"model": "m", "messages": QUESTION, "tools": TOOLS, "max_tokens": 64, "temperature": 0.5, "return_token_ids": True}  # fmt: skip
+    asked = {"model": "m", "messages": QUESTION, "tools": TOOLS}
+    assert requests[0] == {**asked, "max_tokens": 64, "temperature": 0.5, "return_token_ids": True}
     assert "return_token_ids" not in requests[1]
 
 

@@ -127,13 +127,19 @@ def test_a_setting_that_gives_no_tool_is_named(tools: str, problem: str) -> None
 
 
 def test_a_changed_answer_of_a_built_in_tool_is_noted(toolbox: Toolbox) -> None:
-    """When this fails, a tool answers differently: add a phrase to REVISIONS, so that stages run again, and the hash."""
+    """When this fails, a tool answers differently: add a phrase to REVISIONS, so that stages run again, and a hash."""
     calls = [
         *(("search_schema", "query", text) for text in ("claim amounts by city", "zebra", "policies")),
         *(("get_columns", "table", text) for text in ("claims", "customers", "clams")),
         *(
             ("execute_sql", "sql", text)
-            for text in ("SELECT * FROM policies", "SELECT nothing FROM claims", "SELECT year(1)", "PRAGMA x", "DROP TABLE claims")
+            for text in (
+                "SELECT * FROM policies",
+                "SELECT nothing FROM claims",
+                "SELECT year(1)",
+                "PRAGMA x",
+                "DROP TABLE claims",
+            )
         ),
         ("execute_sql", "sql", "SELECT * FROM policies"),
         ("unknown", "x", "y"),

@@ -151,7 +151,9 @@ def test_an_unknown_table_is_answered_with_the_nearest_one(toolbox: Toolbox) -> 
 
 
 def test_names_that_need_quotes_are_shown_in_quotes(tmp_path: Path) -> None:
-    extra = 'CREATE TABLE "order" ("First Name" TEXT, "group" INT, plain); INSERT INTO "order" VALUES (\'x\', 1, x\'00ff\');'
+    extra = (
+        'CREATE TABLE "order" ("First Name" TEXT, "group" INT, plain);INSERT INTO "order" VALUES (\'x\', 1, x\'00ff\');'
+    )
     toolbox = Toolbox(insurance(tmp_path, extra), TOKENIZER, observing(400))
     assert toolbox.run(ToolCall("get_columns", {"table": "order"})).text.splitlines() == [
         '"order": 1 row',
@@ -228,7 +230,8 @@ def test_cut_columns_are_counted(tmp_path: Path) -> None:
     [
         (
             "SELECT amout FROM claims",
-            "no such column: amout. Did you mean amount? Columns of claims: claim_id, policy_id, amount, filed_on, note.",
+            "no such column: amout. Did you mean amount? "
+            "Columns of claims: claim_id, policy_id, amount, filed_on, note.",
         ),
         (
             "SELECT c.kind FROM claims c",

@@ -199,7 +199,10 @@ def test_the_config_survives_a_file_of_plain_values() -> None:
 
 
 def test_settings_and_records_load_without_torch() -> None:
-    modules = "shared.config.load, shared.cli.command_line, shared.runs.manifest, shared.evaluation.__main__, shared.report.__main__, shared.processes.owned_process, shared.runs.usage"
+    modules = (
+        "shared.config.load, shared.cli.command_line, shared.runs.manifest, shared.evaluation.__main__, "
+        "shared.report.__main__, shared.processes.owned_process, shared.runs.usage"
+    )
     code = f"import sys, {modules}; print([m for m in ('torch', 'transformers', 'vllm', 'ray') if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, env={**os.environ})
     assert run.stdout.strip() == "[]", run.stderr

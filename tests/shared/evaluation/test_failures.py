@@ -95,7 +95,8 @@ def test_the_course_of_an_episode_names_its_way(played: Episode, way: str) -> No
          "SELECT kind FROM policies WHERE premium > (SELECT avg(premium) FROM policies WHERE kind = 'car')",
          "wrong filter"),
         ("SELECT amount FROM claims JOIN policies USING (policy_id) WHERE kind = 'car' AND premium > 5",
-         "SELECT p.kind FROM policies AS p, claims c WHERE p.premium > 5 AND c.policy_id = p.policy_id AND p.kind = 'car'",
+         "SELECT p.kind FROM policies AS p, claims c WHERE p.premium > 5 AND c.policy_id = p.policy_id "
+         "AND p.kind = 'car'",
          "wrong columns"),
         (GOLD, "SELECT (", "wrong structure"),
     ],

@@ -163,7 +163,10 @@ def test_kill_9_of_the_owner_ends_its_services_and_frees_its_run(tmp_path: Path)
 
 def test_a_run_is_held_by_its_holder_and_the_stages_it_starts(tmp_path: Path) -> None:
     with locked(tmp_path):
-        code = f"from pathlib import Path; from shared.processes.owned_process import locked; locked(Path({str(tmp_path)!r})).__enter__()"
+        code = (
+            "from pathlib import Path; from shared.processes.owned_process import locked; "
+            f"locked(Path({str(tmp_path)!r})).__enter__()"
+        )
         assert subprocess.run([sys.executable, "-c", code], cwd=REPO).returncode == 0
         assert os.environ["FIRSTCALL_LOCKED_RUN"] == str(tmp_path)
     assert "FIRSTCALL_LOCKED_RUN" not in os.environ

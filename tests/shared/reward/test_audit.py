@@ -121,7 +121,8 @@ def test_right_queries_agree_on_all_copies_and_lucky_ones_do_not(
         ("SELECT full_name FROM customers ORDER BY full_name LIMIT 1", Order.GIVEN),
         ("SELECT city, count(*) FROM customers GROUP BY city ORDER BY count(*) DESC LIMIT 1", Order.OPEN),
         ("SELECT kind FROM policies GROUP BY kind ORDER BY count(*) DESC LIMIT 1", Order.GIVEN),
-        ("SELECT full_name FROM customers WHERE customer_id IN (SELECT customer_id FROM customers ORDER BY city LIMIT 1)",
+        ("SELECT full_name FROM customers "
+         "WHERE customer_id IN (SELECT customer_id FROM customers ORDER BY city LIMIT 1)",
          Order.OPEN),
         ("SELECT city FROM customers UNION ALL SELECT city FROM customers ORDER BY 1", Order.GIVEN),
         ("SELECT * FROM customers ORDER BY 1 LIMIT 1", Order.GIVEN),

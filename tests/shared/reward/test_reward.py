@@ -61,7 +61,8 @@ def reward(gold: str, submitted: str | None, database: Database, *turns: Turn) -
         (JOIN, "SELECT amount FROM claims WHERE policy_id IN (SELECT policy_id FROM policies WHERE kind = 'car')"),
         (
             JOIN,
-            "WITH cars AS (SELECT * FROM policies WHERE kind = 'car') SELECT amount FROM cars JOIN claims USING (policy_id)",
+            "WITH cars AS (SELECT * FROM policies WHERE kind = 'car') "
+            "SELECT amount FROM cars JOIN claims USING (policy_id)",
         ),
         (
             "SELECT kind FROM policies UNION SELECT city FROM customers",

@@ -24,8 +24,8 @@ def read(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "output",
-    ["mine/questions.jsonl", "mine", ".", "mine/../mine/questions.jsonl", "link.jsonl", "linked", "linked/questions.jsonl",
-     "hard.jsonl"],
+    ["mine/questions.jsonl", "mine", ".", "mine/../mine/questions.jsonl", "link.jsonl", "linked",
+     "linked/questions.jsonl", "hard.jsonl"],
 )  # fmt: skip
 def test_an_output_that_is_an_input_by_any_name_is_refused(output: str, read: Path, tmp_path: Path) -> None:
     with pytest.raises(

@@ -48,7 +48,11 @@ def test_cells_that_json_or_a_browser_would_change_come_as_text(tmp_path: Path) 
     ("handler", "stop", "problem"),
     [
         (says_sql(COUNT, "```sql\nSELECT x FROM claims\n```"), "answered", "The submitted SQL fails: no such column"),
-        (lambda request: answer(calls=[ToolCall("search_schema", {"query": "x"})]), "turn_limit", "No answer: the last allowed turn"),
+        (
+            lambda request: answer(calls=[ToolCall("search_schema", {"query": "x"})]),
+            "turn_limit",
+            "No answer: the last allowed turn",
+        ),
         (lambda request: Reply(403), "infrastructure", "No answer: InfrastructureError"),
     ],
 )  # fmt: skip

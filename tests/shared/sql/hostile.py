@@ -1,4 +1,7 @@
-"""Statements that try to do harm, each of which the sandbox must refuse or stop. For the insurance database of examples.py."""
+"""Statements that try to do harm, each of which the sandbox must refuse or stop.
+
+For the insurance database of examples.py.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,8 @@ OUTSIDE = {
 EATING = {
     "zeroblob": "SELECT zeroblob(900000000)",
     "randomblob": "SELECT hex(randomblob(500000000))",
-    "doubling": "SELECT replace(replace(replace(printf('%900000d', 1), ' ', 'xxxxxxxx'), 'x', 'yyyyyyyy'), 'y', 'zzzzzzzz')",
+    "doubling": "SELECT replace(replace(replace(printf('%900000d', 1), ' ', 'xxxxxxxx'), 'x', 'yyyyyyyy'), "
+    "'y', 'zzzzzzzz')",
     "group_concat": f"{_ENDLESS} SELECT group_concat(x) FROM c",
     "json array": f"{_ENDLESS} SELECT json_group_array(x) FROM c",
     "json object": f"{_ENDLESS} SELECT json_group_object(x, x) FROM c",
@@ -75,7 +79,8 @@ EATING = {
     "endless group": f"{_ENDLESS} SELECT count(*) FROM c GROUP BY x",
     "endless distinct": f"{_ENDLESS} SELECT count(DISTINCT x) FROM c",
     "endless window": f"{_ENDLESS} SELECT sum(x) OVER (ORDER BY x DESC) FROM c",
-    "fat queue": "WITH RECURSIVE c(x) AS (SELECT printf('%900000d', 1) UNION ALL SELECT x || '' FROM c, claims) SELECT max(x) FROM c",
+    "fat queue": "WITH RECURSIVE c(x) AS (SELECT printf('%900000d', 1) UNION ALL SELECT x || '' FROM c, claims) "
+    "SELECT max(x) FROM c",
     "fat sort": f"{_ENDLESS} SELECT {_FAT} AS fat FROM c ORDER BY fat",
     "fat distinct": f"{_ENDLESS} SELECT count(*) FROM (SELECT DISTINCT {_FAT} FROM c)",
     "fat group": f"{_ENDLESS} SELECT {_FAT}, count(*) FROM c GROUP BY 1",
@@ -103,7 +108,7 @@ HOSTILE = WRITING | OUTSIDE | EATING
 
 # Enough for the fast tests: all that is refused at once, and one of each kind that has to be stopped.
 _OF_EACH_KIND = {
-    "zeroblob", "doubling", "group_concat", "endless", "fat queue", "fat row", "cross join", "planner bomb", "instr bomb",
-    "deep", "deep json", "compound", "wide", "longer", "half a character",
+    "zeroblob", "doubling", "group_concat", "endless", "fat queue", "fat row", "cross join", "planner bomb",
+    "instr bomb", "deep", "deep json", "compound", "wide", "longer", "half a character",
 }  # fmt: skip
 QUICK = {*WRITING, *OUTSIDE, *_OF_EACH_KIND}

@@ -248,8 +248,9 @@ def test_official_statements_run_on_a_private_copy(tmp_path: Path) -> None:
 
 def test_no_sandbox_outlives_a_killed_owner(tmp_path: Path) -> None:
     script = (
-        "import sys, time; from shared.sql import database as d, sandbox_pool as p; from tests.shared.examples import LIMITS\n"
-        "d.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(p._idle[0].process.pid, flush=True); time.sleep(60)"
+        "import sys, time; from shared.sql import database as d, sandbox_pool as p; from tests.shared.examples import "
+        "LIMITS\nd.Database(sys.argv[1], LIMITS).execute('SELECT 1'); print(p._idle[0].process.pid, flush=True); "
+        "time.sleep(60)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", script, str(insurance_file(tmp_path))], stdout=subprocess.PIPE, text=True

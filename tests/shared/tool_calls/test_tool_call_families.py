@@ -93,7 +93,9 @@ def test_arguments_get_the_types_of_the_schema_where_nothing_is_lost() -> None:
         "of": {"type": "array"},
     }
     tools = [{"name": "f", "parameters": {"properties": properties}}]
-    xml = "<function=f><parameter=n>3</parameter><parameter=on>true</parameter><parameter=x>1.5</parameter><parameter=of>[1]</parameter></function>"
+    values = {"n": "3", "on": "true", "x": "1.5", "of": "[1]"}
+    xml = "".join(f"<parameter={name}>{value}</parameter>" for name, value in values.items())
+    xml = f"<function=f>{xml}</function>"
     assert parse(xml, tools).calls == (ToolCall("f", {"n": 3, "on": True, "x": 1.5, "of": [1]}),)
     assert parse('{"name": "f", "arguments": {"n": "3", "x": null, "of": "[1]"}}', tools).calls[0].arguments == {
         "n": 3,

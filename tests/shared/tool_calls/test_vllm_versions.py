@@ -1,7 +1,8 @@
 """The adapter against the contracts of vLLM 0.10 to 0.33, recorded as small packages with the same names and fields.
 
-What the installed vLLM really does is tested in `test_vllm_parser`; this shows that the imports find their way elsewhere, and
-that the end of a stream is heard where vLLM announces it: to parsers that then say `engine_based_streaming`.
+What the installed vLLM really does is tested in `test_vllm_parser`; this shows that the imports find their way
+elsewhere, and that the end of a stream is heard where vLLM announces it: to parsers that then say
+`engine_based_streaming`.
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ whole = make().extract_tool_calls(text, request)
 parser, messages = make(), []
 for end in range(len(text)):
     last = end == len(text) - 1
-    messages.append(parser.extract_tool_calls_streaming(text[:end], text[:end + 1], text[end], [], [1], [7 if last else 1], request))
+    tokens = [[], [1], [7 if last else 1]]
+    messages.append(parser.extract_tool_calls_streaming(text[:end], text[:end + 1], text[end], *tokens, request))
 deltas = [delta for message in messages if message for delta in message.tool_calls]
 parser, bare = make(), text[text.index("{"):text.rindex("}") + 1]
 undecided = parser.extract_tool_calls_streaming("", bare, bare, [], [1], [1], request)
 rest = parser.finish_streaming() if getattr(parser, "engine_based_streaming", False) else None
-print(json.dumps([whole.content, whole.tool_calls[0].function.arguments, "".join(m.content or "" for m in messages if m),
-                  deltas[0].function.name, deltas[1].function.arguments, undecided, rest.tool_calls[1].function.arguments]))
+print(json.dumps([whole.content, whole.tool_calls[0].function.arguments,
+                  "".join(m.content or "" for m in messages if m), deltas[0].function.name,
+                  deltas[1].function.arguments, undecided, rest.tool_calls[1].function.arguments]))
 """
 
 

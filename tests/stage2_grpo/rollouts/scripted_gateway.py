@@ -1,4 +1,4 @@
-"""A small HTTP server with the rollout API of Agent Lightning's gateway, for fast tests: its states, its events, its proxy.
+"""A small HTTP server with the rollout API of Agent Lightning's gateway, for fast tests: states, events, proxy.
 
 The real gateway takes seconds to start; the slow tests use it (gateway.py).
 """
@@ -37,9 +37,10 @@ class ScriptedGateway:
         for value in inputs:
             names.append(f"r{len(self.rollouts)}")
             self.rollouts[names[-1]] = {
-                "rollout_id": names[-1], "input": value, "is_train": True, "config": {"timeout_seconds": timeout_seconds},
-                "status": {"state": "queuing", "created_at": self.clock(), "updated_at": self.clock(), "last_attempt_id": None,
-                           "error_message": None},
+                "rollout_id": names[-1], "input": value, "is_train": True,
+                "config": {"timeout_seconds": timeout_seconds},
+                "status": {"state": "queuing", "created_at": self.clock(), "updated_at": self.clock(),
+                           "last_attempt_id": None, "error_message": None},
             }  # fmt: skip
         return names
 

@@ -1,4 +1,4 @@
-"""The pooled controller's promises, each against a scripted gateway: deadlines, retries, isolation, pressure, late results, drain."""
+"""The pooled controller against a scripted gateway: deadlines, retries, isolation, pressure, late results, drain."""
 
 from __future__ import annotations
 

