@@ -1,7 +1,7 @@
 """Which share of the golds of real data sets has a form that the question generator can make.
 
     python -m tests.bench.question_forms [--data FOLDER] [--questions 600] [--samples GOLDS.jsonl]
-    python -m tests.bench.question_forms --read 80 --seed 7 --questions 100    questions at random, to read
+    python -m tests.bench.question_forms --read 80 --seed 7 --questions 100    prints questions at random to judge
 
 A form is a gold without its literals, names and aliases; an inner join is a join, COUNT(column) is COUNT(*), and
 neither the order of answer columns and conditions nor the direction of an order or comparison counts. The generator is
