@@ -257,10 +257,10 @@ def send(stream: IO[bytes], value: Any) -> None:
 
 
 def receive(stream: IO[bytes]) -> Any:
-    """Read what `send` wrote. Raises EOFError when the other side is gone."""
+    """Read what `send` wrote. Raises EOFError when the other side is gone, also in the middle of a value."""
     size = stream.read(8)
-    data = stream.read(int.from_bytes(size)) if len(size) == 8 else b""
-    if not data:
+    data = stream.read(int.from_bytes(size))
+    if not data or len(data) < int.from_bytes(size):
         raise EOFError
     return marshal.loads(data)
 
@@ -289,7 +289,6 @@ def serve() -> None:
             _limit(resource.RLIMIT_AS, idle + memory)
             signal.setitimer(signal.ITIMER_REAL, seconds + _ALARM_AFTER_DEADLINE)
             result = work(uri, sql, seconds, *rest)
-            signal.setitimer(signal.ITIMER_REAL, 0)
             # A process that has grown would refuse the next query for its memory.
             small = time.monotonic() < started + _SHORT_SECONDS or _mapped_bytes() < idle + _MEMORY_BYTES // 2
             try:
@@ -297,6 +296,7 @@ def serve() -> None:
             except MemoryError:
                 failure = "too_large", "The result needs too much memory; select fewer rows or shorter values."
                 send(sys.stdout.buffer, ([failure] if isinstance(result, list) else failure, False))
+            signal.setitimer(signal.ITIMER_REAL, 0)  # not before: a large answer takes seconds to send
 
 
 def _limit(kind: int, value: int) -> None:

@@ -246,6 +246,27 @@ def test_official_statements_run_on_a_private_copy(tmp_path: Path) -> None:
     assert state(tmp_path) == before
 
 
+NUMBERS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c LIMIT 3000000) "
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        f"{NUMBERS} SELECT group_concat(x) OVER (ORDER BY x) FROM c",
+        f"{NUMBERS} SELECT hex(randomblob(1000000)) FROM c LIMIT 120",
+        f"{NUMBERS} SELECT x, x, x FROM c",
+    ],
+)
+def test_the_deadline_of_official_statements_covers_the_way_of_their_result(sql: str, tmp_path: Path) -> None:
+    database = insurance(tmp_path)
+    database.official(("SELECT 1",), 5.0, "strict")  # the sandbox has started
+    started = time.monotonic()
+    with pytest.raises(SqlError) as refused:
+        database.official((sql,), 0.3, "strict")
+    assert refused.value.kind in ("timeout", "too_large")
+    assert time.monotonic() - started < 1.3
+
+
 def test_no_sandbox_outlives_a_killed_owner(tmp_path: Path) -> None:
     script = (
         "import sys, time; from shared.sql import database as d, sandbox_pool as p; from tests.shared.examples import "
