@@ -178,8 +178,8 @@ def test_both_spellings_of_the_documentation_mean_the_same(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("data.sources=[]", r"data\.sources is \(\); write a path, demo, or a list like"),
-        ("data.sources=[3]", r"data\.sources cannot hold 3; write a path, demo, or a list like"),
+        ("data.sources=[]", r"data\.sources is \(\); write demo, a path, or a list like"),
+        ("data.sources=[3]", r"data\.sources cannot hold 3; write demo, a path, or a list like"),
         ("data.sources=[{use: test}]", r"data\.sources cannot hold {'use': 'test'}; write"),
         (
             "data.sources=[{path: a, use: dev}]",
