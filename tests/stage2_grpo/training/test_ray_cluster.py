@@ -40,8 +40,9 @@ def test_a_step_runs_on_both_nodes_and_the_cluster_stays(cluster: Path, runs: Pa
     def status() -> dict[str, Any]:
         return json.loads(cluster.read_text())  # type: ignore[no-any-return]
 
-    own = [f"grpo.model={runs / 'tiny'}", "grpo.total_steps=1", "grpo.micro_batch_size=1", "grpo.nodes=2"]
-    argv = command("stage2_grpo", runs, *SETTINGS, *own, f"grpo.ray_address={status()['address']}")
+    own = ["grpo.total_steps=1", "grpo.micro_batch_size=1", "grpo.nodes=2", "grpo.rollouts_per_question=6"]
+    address = f"grpo.ray_address={status()['address']}"
+    argv = command("stage2_grpo", runs, f"grpo.model={runs / 'tiny'}", *SETTINGS, *own, address)
     stage = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=540)
     assert stage.returncode == 0, stage.stdout + stage.stderr
     assert len(status()["placed"]) == 2
