@@ -13,13 +13,18 @@ _COMMANDS = {
 
 def main() -> None:
     """Prepare, or with --dry-run say what would be prepared."""
-    from data import importing, stage
-    from data.synthesis import command
+    if sys.argv[1:2] == ["import"]:
+        from data import importing
 
-    commands = {"import": importing.main, "synthesize": command.main}
-    if sys.argv[1:2] and sys.argv[1] in commands:
-        return commands[sys.argv[1]](sys.argv[2:])
+        return importing.main(sys.argv[2:])
+    if sys.argv[1:2] == ["synthesize"]:
+        from data.synthesis import command
+
+        return command.main(sys.argv[2:])
     args = common_parser("python -m data", _DESCRIPTION, _COMMANDS).parse_args()
+
+    from data import stage
+
     return carry_out(args, stage.plan, stage.run)
 
 

@@ -9,7 +9,6 @@ answer twice. Model, concurrency, temperature and prices are those of the teache
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 from collections import Counter
@@ -23,7 +22,7 @@ from shared.agent.episode import submitted_block
 from shared.config.schema import ADDRESS, Config
 from shared.errors import UserError
 from shared.evaluation.run import play_all
-from shared.records import JsonlTail, Question, write_jsonl
+from shared.records import JsonlTail, Question, append_jsonl, write_jsonl
 from shared.reward.execution_match import execution_match
 from shared.reward.queries import gold_is_ordered
 from shared.runs.manifest import fingerprint
@@ -87,7 +86,7 @@ class _Endpoint:
 
             async def ask(question: Question) -> None:
                 text = await self._answer(chat, _REWRITE, question.question, self._teacher.temperature)
-                text = " ".join(text.encode(errors="ignore").decode().split()).strip('"')
+                text = " ".join(text.split()).strip('"')
                 useless = _flaw(text, {question_key(question.question)})
                 answer = "" if useless else await self._answer(chat, _QUERY + schema, text, 0.0)
                 self.answers[question.id] = text, submitted_block(answer) or answer.strip()
@@ -107,8 +106,7 @@ class _Endpoint:
                 raise UserError(f"{self._url} failed ({error}); mend that, then the same command continues.") from error
             row = {"asked": asked, "answer": completion.content, "prompt_tokens": completion.prompt_tokens}
             self._known[asked] = {**row, "completion_tokens": completion.completion_tokens}
-            with self._journal.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(self._known[asked]) + "\n")
+            append_jsonl(self._journal, self._known[asked])
         self._used[asked] = self._known[asked]
         return str(self._known[asked]["answer"])
 
@@ -116,12 +114,12 @@ class _Endpoint:
         """What became of the questions and what the answers cost since the first start, as one line."""
         prompt = sum(row["prompt_tokens"] for row in self._used.values())
         completion = sum(row["completion_tokens"] for row in self._used.values())
-        cost = (prompt * self._teacher.prompt_price + completion * self._teacher.completion_price) / 1e6
+        cost = self._teacher.cost(prompt, completion)
         reasons = ", ".join(f"{reason} {count}" for reason, count in refused.items()) or "none"
         return (
             f"paraphrase: {asked - refused.total()} of {asked} questions accepted, {refused.total()} refused "
             f"({reasons}); {len(self._used):,} requests, {prompt:,} prompt and {completion:,} completion tokens"
-            + (f", cost {round(cost, 6):g}" if cost else "")
+            + (f", cost {cost:g}" if cost else "")
         )
 
 

@@ -153,12 +153,23 @@ def write_jsonl(path: Path, records: Iterable[Any]) -> int:
     count = 0
     with partial.open("w", encoding="utf-8") as stream:
         for record in records:
-            stream.write(
-                (json.dumps(record, ensure_ascii=False) if isinstance(record, dict) else to_json(record)) + "\n"
-            )
+            stream.write(_line(record))
             count += 1
     partial.replace(path)
     return count
+
+
+def append_jsonl(path: Path, record: Any) -> None:
+    """Add one line in one write, so that a killed process rarely leaves half of it.
+
+    The file is opened each time, because another process may replace it meanwhile.
+    """
+    with path.open("a", encoding="utf-8") as stream:
+        stream.write(_line(record))
+
+
+def _line(record: Any) -> str:
+    return (json.dumps(record, ensure_ascii=False) if isinstance(record, dict) else to_json(record)) + "\n"
 
 
 def json_lines(file: Path) -> Iterator[tuple[int, Any]]:

@@ -181,14 +181,17 @@ def counts_line(counts: Mapping[str, Any]) -> str:
 
 
 def _train(config: Config, run: RunDirectory, mark: str) -> None:
+    from transformers import AutoTokenizer
+
     refuse(look(), Needs(config.profile))  # before the model is fetched
     started = time.monotonic()
     base = resolve(config.model, model_cache(config))
     refuse_overwriting([run.sft], [base, Path(config.model)])
     with attempt(run.sft, mark):
         traces, val_traces, counts = make_traces(config, run, base)
-        examples, counts["train"]["too_long"] = _encoded(traces, base, config)
-        val, counts["val"]["too_long"] = _encoded(val_traces, base, config)
+        tokenizer = AutoTokenizer.from_pretrained(base)
+        examples, counts["train"]["too_long"] = _encoded(traces, tokenizer, config)
+        val, counts["val"]["too_long"] = _encoded(val_traces, tokenizer, config)
     print("\n".join(f"sft: {split}: {counts_line(counts[split])}" for split in TRACE_FILES), flush=True)
     conversations = [trace["messages"] for trace in val_traces[:_PROBED]]
     queries = [max([2, *(i for i, turn in enumerate(each) if turn.get("tool_calls"))]) for each in conversations]
@@ -199,7 +202,7 @@ def _train(config: Config, run: RunDirectory, mark: str) -> None:
         model, folder = folder / "merged", run.sft / f"round-{number}"
         traces, brought = _self_taught(model, traces, config, run, folder)
         rounds.append(brought)
-        examples, brought["too_long"] = _encoded(traces, base, config)
+        examples, brought["too_long"] = _encoded(traces, tokenizer, config)
         trained = _fine_tune(base, examples, val, probes, config, folder)
     outputs = {"model": str(folder / "merged"), "adapter": trained["adapter"]}
     details = {"base_model": str(base), "model_setting": config.model, "counts": counts, "rounds": rounds}
@@ -207,13 +210,11 @@ def _train(config: Config, run: RunDirectory, mark: str) -> None:
     finish_stage(run.sft, mark, seconds=seconds, outputs=outputs, figures=trained["figures"], **details)
 
 
-def _encoded(traces: Sequence[Trace], base: Path, config: Config) -> tuple[list[Any], int]:
+def _encoded(traces: Sequence[Trace], tokenizer: Any, config: Config) -> tuple[list[Any], int]:
     """Examples of the traces, and how many were left out as longer than the context."""
-    from transformers import AutoTokenizer
-
     from stage1_sft.dataset import encode_all
 
-    examples, too_long = encode_all(traces, AutoTokenizer.from_pretrained(base), config.agent.context_tokens)
+    examples, too_long = encode_all(traces, tokenizer, config.agent.context_tokens)
     if not examples:
         raise UserError(
             f"Every trace is longer than agent.context_tokens ({config.agent.context_tokens}); raise it or lower "

@@ -11,7 +11,6 @@ appended to a file of the run as it ends, so an interrupted run plays no finishe
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from shared.errors import UserError
 from shared.evaluation.run import play_all
 from shared.models.tokenizer import Tokenizer
 from shared.processes.vllm_server import vllm_server
-from shared.records import Episode, JsonlTail, Question, StopReason, write_jsonl
+from shared.records import Episode, JsonlTail, Question, StopReason, append_jsonl, write_jsonl
 from shared.reward.reward import judge
 from shared.runs.manifest import RunDirectory, fingerprint
 from shared.sql.database import Database
@@ -133,7 +132,7 @@ class Lessons:
             "completion_tokens": completion,
         }
         if not self._own and (teacher.prompt_price or teacher.completion_price):
-            bill["cost"] = round((prompt * teacher.prompt_price + completion * teacher.completion_price) / 1e6, 6)
+            bill["cost"] = teacher.cost(prompt, completion)
         return bill
 
     async def play(self, endpoint: str, model: str, concurrency: int) -> None:
@@ -174,8 +173,7 @@ class Lessons:
                 "trace": trace,
             }
             self._rows[question.id].append(row)
-            with self._file.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+            append_jsonl(self._file, row)
 
     def _judged(self, question: Question, episode: Episode, database: Database) -> tuple[str, Trace | None]:
         """Why an episode is not taught ("" if it is), and its trace.

@@ -189,7 +189,7 @@ def read_completion(answer: Any) -> Completion:
     prompt_ids, token_ids = answer.get("prompt_token_ids"), choice.get("token_ids")
     usage = answer.get("usage") or {"prompt_tokens": len(prompt_ids), "completion_tokens": len(token_ids)}
     return Completion(
-        content=message.get("content") or "",
+        content=(message.get("content") or "").encode(errors="ignore").decode(),  # half a surrogate pair is no text
         calls=tuple(calls),
         call_errors=tuple(errors),
         finish_reason=choice.get("finish_reason") or "stop",

@@ -9,8 +9,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-PROFILES = ("gpu", "gpu24", "cpu", "evening")
+Profile = Literal["gpu", "gpu24", "cpu", "evening"]
+PROFILES: tuple[Profile, ...] = get_args(Profile)
 _FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
 
 

@@ -75,7 +75,11 @@ def load_config(path: Path, profile: str | None = None, overrides: Sequence[str]
         if name not in PROFILES:
             raise UserError(f"Profile {name!r} does not exist; choose one of {', '.join(PROFILES)}.")
     changes = dict(profiles.get(profile) or {})
-    base = profiles.get(changes.pop("like", None)) or {}
+    like = changes.pop("like", None)
+    if like is not None and like not in PROFILES:
+        known = ", ".join(PROFILES)
+        raise UserError(f"Profile {profile} is like {like!r}, which is no profile; choose one of {known}.")
+    base = profiles.get(like) or {}
     values = {**_merge(_merge(document, base), changes), "profile": profile}
     for override in overrides:
         _apply_override(values, override)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from shared.config.device import device_of
+from shared.config.device import Profile, device_of
 from shared.errors import UserError
 
 Stage = Literal["data", "teacher", "sft", "grpo", "evaluation"]
@@ -201,6 +201,10 @@ class TeacherConfig(Section):
         description="per million prompt tokens, in your currency; with both prices 0 no cost is shown"
     )
     completion_price: Annotated[Number, OPERATIONAL] = Field(description="per million completion tokens")
+
+    def cost(self, prompt_tokens: int, completion_tokens: int) -> float:
+        """The price of these tokens, in the currency of the prices."""
+        return round((prompt_tokens * self.prompt_price + completion_tokens * self.completion_price) / 1e6, 6)
 
 
 class GrpoConfig(Section):
@@ -441,9 +445,7 @@ class LoggingConfig(Section):
 class Config(Section):
     """All settings of one run."""
 
-    profile: Annotated[Literal["gpu", "gpu24", "cpu", "evening"], PartOf("grpo")] = Field(
-        description="the device that the values were resolved for"
-    )
+    profile: Annotated[Profile, PartOf("grpo")] = Field(description="the device that the values were resolved for")
     model: Annotated[Text, PartOf("sft")] = Field(
         description="hub id, local folder, or `smollm2-135m` (comes with the environment, no hub)"
     )

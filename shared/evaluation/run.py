@@ -39,7 +39,16 @@ from shared.models.folder import adapter_base, check_model_folder, is_adapter
 from shared.models.tokenizer import Tokenizer
 from shared.processes.owned_process import OwnedProcess
 from shared.processes.vllm_server import vllm_server
-from shared.records import Episode, Question, StopReason, portable, read_episodes, read_questions, to_json, write_jsonl
+from shared.records import (
+    Episode,
+    Question,
+    StopReason,
+    append_jsonl,
+    portable,
+    read_episodes,
+    read_questions,
+    write_jsonl,
+)
 from shared.reward.reward import judge
 from shared.runs.manifest import (
     RunDirectory,
@@ -200,8 +209,7 @@ async def evaluate(questions: Sequence[Question], endpoint: Endpoint, config: Co
             return
         reward = await asyncio.to_thread(judge, question, episode, database, config.grpo)
         judged[question.id] = dataclasses.replace(episode, reward=reward)
-        with file.open("a", encoding="utf-8") as stream:
-            stream.write(to_json(judged[question.id]) + "\n")
+        append_jsonl(file, judged[question.id])
 
     async with ChatClient(endpoint.url, os.environ.get(API_KEY, ""), endpoint.served_name) as chat:
         for _ in range(2):  # those lost to the infrastructure once more

@@ -27,7 +27,7 @@ from shared.cli.command_line import common_parser, resolve, run_main
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.failures import WAYS
-from shared.evaluation.metrics import Paired, compare_pairs, interval, percent
+from shared.evaluation.metrics import compare_pairs, interval, percent
 from shared.evaluation.run import EPISODE_FILE, SAMPLE_FILE, correctness, read_summary
 from shared.records import STOP_MEANING, JsonlTail
 from shared.report.page import Table, page, points
@@ -118,11 +118,13 @@ def collect(config: Config, run: RunDirectory, names: Sequence[str], played: Seq
         }
         for name in names
     ]
-    pairs = [
-        {"first": first, "second": second, **dataclasses.asdict(found)}
-        for first, second in pairwise(names)
-        if (found := paired(config, run, first, second))
-    ]
+    right = {name: correctness(run.evaluation(name)) for name in names}
+    pairs = []
+    for first, second in pairwise(names):
+        if right[first].keys() & right[second].keys():
+            samples, seed = config.evaluate.bootstrap_samples, config.seed
+            found = compare_pairs(right[first], right[second], samples=samples, seed=seed)
+            pairs.append({"first": first, "second": second, **dataclasses.asdict(found)})
     files = {name: run.evaluation(name) / EPISODE_FILE for name in names}
     tools = prompts_of(config.agent).tools
     calls = {MODELS.get(name, name): conformance(texts_of(file), tools) for name, file in files.items()}
@@ -151,14 +153,6 @@ def collect(config: Config, run: RunDirectory, names: Sequence[str], played: Seq
         "peak_bytes": max((stage["peak_bytes"] for stage in usage.values()), default=0),
         "examples": examples(played),
     }
-
-
-def paired(config: Config, run: RunDirectory, first: str, second: str) -> Paired | None:
-    """Two evaluations compared by question; None when they share none."""
-    before, after = (correctness(run.evaluation(name)) for name in (first, second))
-    if not before.keys() & after.keys():
-        return None
-    return compare_pairs(before, after, samples=config.evaluate.bootstrap_samples, seed=config.seed)
 
 
 def changed(played: Sequence[Played]) -> list[dict[str, str]]:

@@ -36,7 +36,7 @@ import httpx
 
 from shared.cli.command_line import Parser, run_main
 from shared.errors import UserError
-from shared.records import Episode, Reward, to_json
+from shared.records import Reward, append_jsonl
 from stage2_grpo.rollouts.agent import AgentSettings, RolloutTask, make_handler, reward_event
 from stage2_grpo.rollouts.gateway_client import LONGEST_BACK_OFF, GatewayClient, Rollout
 
@@ -245,7 +245,7 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stdout, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)  # else one line per request
     grpo = settings.config.grpo
-    handler = make_handler(settings.config, settings.model_folder, functools.partial(append, settings.episodes))
+    handler = make_handler(settings.config, settings.model_folder, functools.partial(append_jsonl, settings.episodes))
     asyncio.run(
         serve(
             settings.gateway_url,
@@ -257,16 +257,6 @@ def main() -> None:
             drain_seconds=args.drain,
         )
     )
-
-
-def append(file: Path, episode: Episode) -> None:
-    """Write one line in one write, so that a killed controller leaves no half line.
-
-    The file is opened each time, because a restarted run replaces it (step_log.reconcile_logs) while a remote
-    controller keeps running.
-    """
-    with file.open("a", encoding="utf-8") as stream:
-        stream.write(to_json(episode) + "\n")
 
 
 if __name__ == "__main__":

@@ -122,6 +122,8 @@ def test_a_wrong_override_is_named(override: str, message: str) -> None:
         ("sft: {epoch: 3}", r"sft\.epoch.*did you mean sft\.epochs"),
         ("sft: {max_length: 3}", "sft.max_length follows from agent.context_tokens; remove it"),
         ("modell: x", r"modell.*did you mean model"),
+        ("profiles: {gpu: {like: laptop}}", "Profile gpu is like 'laptop', which is no profile; choose one of gpu, "),
+        ("profiles: {gpu: {like: [cpu]}}", r"Profile gpu is like \['cpu'\], which is no profile"),
         ("profiles: 5", "Under `profiles` .* must hold gpu, gpu24, cpu, evening"),
         ("sft: 3", "Setting sft must be a section with keys, not 3"),
     ],

@@ -26,7 +26,7 @@ def config() -> Config:
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
-    """Both submissions are wrong by the house's rule; without it they hold the gold's rows, one of them repeated."""
+    """An evaluation that was judged wrong by the house's rule, and whose queries return the golds' sets of rows."""
     run = RunDirectory(tmp_path / "main")
     database = str(insurance_file(tmp_path))
     questions = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -168,17 +169,22 @@ def test_a_busy_server_answers_429_to_page_and_program(tmp_path: Path, monkeypat
 
 
 def test_who_leaves_gives_the_place_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+
     def slow(request: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(1.0 if request["messages"][1]["content"] == "slow" else 0)
+        if request["messages"][1]["content"] == "slow":
+            left.wait(20)
         return answer("Done.")
 
     monkeypatch.setattr("shared.serving.answering.MOST_AT_ONCE", 1)
     with serving(slow, tmp_path) as url, client(url) as http:
         with http.stream("POST", "/api/ask", json={"question": "slow"}) as response:
-            next(response.iter_raw())
+            events = response.iter_raw()  # a stream that nobody holds is closed at once
+            next(events)
             assert http.post("/api/ask", json={"question": "quick"}).status_code == 429
         deadline = time.monotonic() + 5
         while (status := http.post("/api/ask", json={"question": "quick"}).status_code) == 429:
             assert time.monotonic() < deadline
             time.sleep(0.05)
+        left.set()
     assert status == 200

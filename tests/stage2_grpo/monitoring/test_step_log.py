@@ -11,9 +11,8 @@ import pytest
 from shared.config.load import load_config
 from shared.errors import UserError
 from shared.processes.owned_process import OwnedProcess
-from shared.records import Episode, JsonlTail, Reward, StopReason, Turn, write_jsonl
+from shared.records import Episode, JsonlTail, Reward, StopReason, Turn, append_jsonl, write_jsonl
 from stage2_grpo.monitoring.step_log import reconcile_logs, refuse_silent_model, stream_steps
-from stage2_grpo.rollouts.controller import append
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
 
@@ -80,7 +79,7 @@ def test_what_a_killed_run_saved_but_did_not_record_is_recorded_and_what_it_did_
 
 def test_a_controller_that_outlives_a_killed_run_records_for_the_next_one(tmp_path: Path) -> None:
     file = tmp_path / "episodes.jsonl"
-    record = functools.partial(append, file)
+    record = functools.partial(append_jsonl, file)
     for number in (1, 2):
         record(episode("train", number))
     reconcile_logs(load_config(PIPELINE, "cpu"), tmp_path, saved=1)
