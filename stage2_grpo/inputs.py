@@ -81,23 +81,26 @@ def fit_to_questions(config: Config, questions: int) -> Config:
             f"GRPO needs at least {SMALLEST}: bring more questions or lower the batch."
         )
     mini = grpo.mini_batch_size if batch == grpo.train_batch_size else min(grpo.mini_batch_size, batch // 2)
-    epochs = max(grpo.epochs, math.ceil((grpo.total_steps or 0) / (questions // batch)))
+    oversample = min(grpo.oversample, questions // batch)
+    epochs = max(grpo.epochs, math.ceil((grpo.total_steps or 0) / (questions // (batch * oversample))))
     sizes = {
         "train_batch_size": batch,
         "mini_batch_size": mini,
         "micro_batch_size": math.gcd(grpo.micro_batch_size, mini * grpo.rollouts_per_question),
         "epochs": epochs,
+        "oversample": oversample,
     }
     return config.model_copy(update={"grpo": grpo.model_copy(update=sizes)})
 
 
 def fitted(config: Config, fit: Config) -> str:
     """What `fit_to_questions` changed, as `grpo.epochs 1 -> 4`; "" for nothing."""
-    names = ("train_batch_size", "mini_batch_size", "micro_batch_size", "epochs")
+    names = ("train_batch_size", "oversample", "mini_batch_size", "micro_batch_size", "epochs")
     pairs = [(name, getattr(config.grpo, name), getattr(fit.grpo, name)) for name in names]
     return ", ".join(f"grpo.{name} {old} -> {new}" for name, old, new in pairs if old != new)
 
 
 def total_steps(config: Config, questions: int) -> int:
     """Steps of the whole training, with settings from `fit_to_questions`."""
-    return config.grpo.total_steps or questions // config.grpo.train_batch_size * config.grpo.epochs
+    grpo = config.grpo
+    return grpo.total_steps or questions // (grpo.train_batch_size * grpo.oversample) * grpo.epochs

@@ -225,11 +225,17 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
     probe = (
         f"{gate.questions} training questions x {gate.samples} episodes before the first step, in {run.path / 'gate'}"
     )
-    steps = f"{grpo.total_steps} steps" if grpo.total_steps else f"all steps of {grpo.epochs} epoch(s)"
+    steps, changes = f"{grpo.total_steps} steps" if grpo.total_steps else f"all steps of {grpo.epochs} epoch(s)", ""
+    if (train := run.data / "train.jsonl").exists():
+        count = sum(1 for _ in read_questions(train))
+        fit = fit_to_questions(config, count)
+        steps, grpo, changes = f"{total_steps(fit, count)} steps", fit.grpo, fitted(config, fit)
+    played = grpo.train_batch_size * grpo.oversample
     return [
         f"grpo: start from {named or f'the checkpoint of {run.sft}'}{there}",
         f"      gate: {probe if gate.questions else 'off (gate.questions is 0; --set gate.questions=32 turns it on)'}",
-        f"      {steps}, each of {grpo.train_batch_size} questions x {grpo.rollouts_per_question} episodes",
+        f"      {steps}, each of {played} questions x {grpo.rollouts_per_question} episodes",
+        *([f"      {count} training questions, so {changes}"] if changes else []),
         f"      questions {run.data / 'train.jsonl'}, validation {run.data / 'val.jsonl'}",
         f"      writes {run.grpo}: checkpoints/, logs/, metrics.jsonl, episodes.jsonl, model/, {runs.MANIFEST}",
     ]

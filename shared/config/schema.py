@@ -213,7 +213,10 @@ class GrpoConfig(Section):
     model: Annotated[OptionalText, OPERATIONAL] = Field(
         description="checkpoint folder to start from; null = the newest finished stage 1. SFT_MODEL_PATH wins"
     )
-    train_batch_size: Positive = Field(description="questions per step")
+    train_batch_size: Positive = Field(description="questions per step that train")
+    oversample: Positive = Field(
+        description="questions played for each one that trains; mixed groups come first, and discarded groups are counted"
+    )
     rollouts_per_question: int = Field(
         ge=2, description="episodes that GRPO compares; with 2, most groups have identical outcomes and teach nothing"
     )

@@ -21,6 +21,7 @@ _TRAINER_KEYS = {
     "entropy": "actor/entropy_loss",
     "grad_norm": "actor/grad_norm",
     "zero_advantage_groups": "training/n_zero_adv_groups",
+    "discarded_groups": "training/n_discarded_groups",
     "weight_gap": "guard/rollout_trainer_gap",
     "policy_moved": "guard/trainer_moved",
     "server_moved": "guard/server_moved",
@@ -95,7 +96,8 @@ def step_line(step: int, total: int, values: Mapping[str, float | None]) -> str:
         + f"turns {_figure(values['turns'], '.1f')}  tokens {values['tokens']:.0f}  "
         f"sync gap {_figure(values.get('weight_gap'), '.4f')}  arrived {_figure(values.get('arrived_share'), '.0%')}  "
         f"idle {_figure(values.get('idle_share'), '.0%')}  "
-        f"{_figure(values.get('seconds'), '.0f')} s"
+        + (f"discarded {values['discarded_groups']:.0f}  " if values.get("discarded_groups") else "")
+        + f"{_figure(values.get('seconds'), '.0f')} s"
     )
 
 

@@ -4,7 +4,8 @@
    the export must reproduce.
 2. An episode without a reward is no training row. The controller gives no reward to infrastructure failures; Agent
    Lightning would train them as reward 0.
-3. Groups with identical outcomes are excluded from the update (grpo.binary_groups).
+3. Groups with identical outcomes are excluded from the update (grpo.binary_groups). With grpo.oversample more questions
+   are played than train, and mixed groups take the places (dynamic sampling, as in DAPO, arXiv 2503.14476).
 4. The last step is saved even when it made no update, and a run resumed at the end of an epoch continues with the order
    of rows that the next epoch would have had.
 5. The rollout servers are announced, so that stage.py notices when one dies, and every question names its step, so that
@@ -47,14 +48,26 @@ def gate_on_outcome(rewards: Sequence[float], correct: Sequence[bool], groups: S
     return gated
 
 
+def mixed_first(rewards: Sequence[float], groups: Sequence[Hashable], wanted: int) -> list[Hashable]:
+    """The groups [at most `wanted`] that train: the first mixed ones, then the first flat ones if there are too few.
+
+    `rewards` and `groups` are parallel, in the order of the questions; a group is mixed if its rewards differ.
+    """
+    members: defaultdict[Hashable, set[float]] = defaultdict(set)
+    for reward, group in zip(rewards, groups, strict=True):
+        members[group].add(reward)
+    return sorted(members, key=lambda group: len(members[group]) == 1)[:wanted]  # stable: else the order stays
+
+
 def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
     """Subclasses of Agent Lightning's trainer and rollout adapter with these additions."""
 
     class RewardedOnlyAdapter(adapter_class):
-        binary_groups = True
+        binary_groups, wanted_groups = True, 0
 
         def get_train_data_batch(self, completed_rollouts: list[Any], **options: Any) -> Any:
             rewarded = [rollout for rollout in completed_rollouts if rollout.final_reward is not None]
+            unrewarded = len(completed_rollouts) - len(rewarded)
             if self.binary_groups:
                 rewards = [rollout.final_reward for rollout in rewarded]
                 correct = []
@@ -66,8 +79,13 @@ def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
                     rollout.model_copy(update={"final_reward": reward})
                     for rollout, reward in zip(rewarded, gated, strict=True)
                 ]
+            rewarded.sort(key=lambda rollout: rollout.sample_idx_in_step)
+            groups = [rollout.data_id for rollout in rewarded]
+            kept = mixed_first([rollout.final_reward for rollout in rewarded], groups, self.wanted_groups)
+            rewarded = [rollout for rollout in rewarded if rollout.data_id in kept]
             batch, metrics = super().get_train_data_batch(rewarded, **options)
-            metrics["training/n_unrewarded_rollouts"] = len(completed_rollouts) - len(rewarded)
+            metrics["training/n_unrewarded_rollouts"] = unrewarded
+            metrics["training/n_discarded_groups"] = len(set(groups)) - len(kept)
             return batch, metrics
 
     class GuardedTrainer(trainer_class):
@@ -76,6 +94,7 @@ def guarded(trainer_class: type, adapter_class: type) -> tuple[type, type]:
             self._checkpoints = Path(self.config.trainer.default_local_dir)
             grpo = AgentSettings.load(self._checkpoints.parent / SETTINGS_FILE).config.grpo
             RewardedOnlyAdapter.binary_groups = grpo.binary_groups
+            RewardedOnlyAdapter.wanted_groups = grpo.train_batch_size
             self._rollout_log_probs = grpo.rollout_log_probs
             self._weight_guard = WeightGuard(self, grpo.sync_tolerance)
             announce(self._checkpoints.parent, self.llm_server_manager.get_addresses())

@@ -83,7 +83,7 @@ def overrides(config: Config, paths: TrainerPaths) -> dict[str, Any]:
             },
         },
         "data": {
-            "train_batch_size": grpo.train_batch_size,
+            "train_batch_size": grpo.train_batch_size * grpo.oversample,  # those that are played
             "max_prompt_length": config.agent.context_tokens,
             "max_response_length": config.agent.max_turn_tokens,
             "truncation": "error",

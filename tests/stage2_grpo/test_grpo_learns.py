@@ -52,8 +52,9 @@ def trained(runs: Path, *settings: str) -> subprocess.CompletedProcess[str]:
 def test_a_tripped_run_goes_on_from_its_last_good_step_and_ends_early_with_the_best(runs: Path) -> None:
     grpo = runs / "e2e" / "grpo"
     checkpoints = grpo / "checkpoints"
+    refilled = ("grpo.oversample=2", "grpo.epochs=12")  # all four questions are played in each step, and two train
     touchy = ("safety.window=2", "safety.length_factor=0.5")  # episodes that do not even halve count as growing
-    stopped = trained(runs, "grpo.learning_rate=5e-4", *touchy)
+    stopped = trained(runs, "grpo.learning_rate=5e-4", *refilled, *touchy)
     assert stopped.returncode == 2, stopped.stdout + stopped.stderr
     said = stopped.stderr.splitlines()[-1]
     assert re.search(r"Stopped after step 4: the episodes grew to \d\.\d times their tokens in the last 2 steps", said)
@@ -64,13 +65,14 @@ def test_a_tripped_run_goes_on_from_its_last_good_step_and_ends_early_with_the_b
     assert not of_run(runs)
 
     lower = ("grpo.learning_rate=3e-4", "safety.changed=continue")  # as the message says
-    again = trained(runs, *lower, "grpo.test_every=1", "safety.patience=1")
+    again = trained(runs, *refilled, *lower, "grpo.test_every=1", "safety.patience=1")
     assert again.returncode == 0, again.stdout + again.stderr
     assert re.search(r"goes on after step 1 with changed .*grpo\.learning_rate 0\.0005 -> 0\.0003", again.stdout)
     assert "grpo: ends early, 1 validations without a better one (safety.patience)" in again.stdout
     made = rows(grpo / "metrics.jsonl")
     assert [row["step"] for row in made] == [*range(1, len(made) + 1)]
     assert 3 <= len(made) < 12
+    assert [(row["episodes"], row["discarded_groups"]) for row in made] == [(24, 2)] * len(made)
     assert any(
         row["policy_moved"] > 0 and row["server_moved"] > 0 for row in made
     )  # not all: a step may have no mixed group

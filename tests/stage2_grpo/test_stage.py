@@ -164,6 +164,22 @@ def test_fewer_questions_than_a_batch_make_a_smaller_batch() -> None:
     assert "grpo.train_batch_size 8 -> 5, grpo.mini_batch_size 4 -> 2" in inputs.fitted(config, fit)
 
 
+def test_the_plan_counts_the_steps_that_the_questions_make(config: Config, run: RunDirectory) -> None:
+    run.data.mkdir(parents=True)
+    write_jsonl(run.data / "train.jsonl", [Question(f"q{i}", "d", "?", "SELECT 1", "d") for i in range(8)])
+    shown = stage.plan(config, run)
+    assert "      8 training questions, so grpo.epochs 1 -> 2" in shown
+    assert "      4 steps, each of 3 questions x 4 episodes" in shown
+
+
+@pytest.mark.parametrize(("oversample", "played", "steps"), [(1, 3, 8), (2, 6, 4), (9, 24, 1)])
+def test_oversampled_questions_make_fewer_steps(oversample: int, played: int, steps: int) -> None:
+    config = load_config(PIPELINE, "cpu", [f"grpo.oversample={oversample}", "grpo.total_steps=null"])
+    fit = inputs.fit_to_questions(config, 24)
+    assert fit.grpo.train_batch_size * fit.grpo.oversample == played
+    assert inputs.total_steps(fit, 24) == steps
+
+
 @pytest.mark.parametrize("questions", [0, 2])
 def test_too_few_questions_are_refused_with_the_smallest_number(config: Config, questions: int) -> None:
     with pytest.raises(UserError, match=r"do not fill one batch.*at least 4"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stage2_grpo.training.guarded_trainer import gate_on_outcome
+from stage2_grpo.training.guarded_trainer import gate_on_outcome, mixed_first
 
 
 def test_a_group_that_is_all_wrong_or_all_right_is_flattened() -> None:
@@ -29,3 +29,12 @@ def test_members_of_a_group_need_not_stand_together() -> None:
 
 def test_no_episode_no_group() -> None:
     assert gate_on_outcome([], [], []) == []
+
+
+def test_the_first_mixed_groups_train() -> None:
+    groups = ["flat", "flat", "a", "a", "b", "b", "right", "right", "c", "c"]
+    rewards = [0.1, 0.1, 0.0, 1.0, 1.0, 0.2, 1.0, 1.0, 0.0, 1.0]
+    assert mixed_first(rewards, groups, 2) == ["a", "b"]
+    assert mixed_first(rewards, groups, 4) == ["a", "b", "c", "flat"]
+    assert mixed_first(rewards, groups, 9) == ["a", "b", "c", "flat", "right"]
+    assert mixed_first([], [], 2) == []
