@@ -215,7 +215,7 @@ class GrpoConfig(Section):
     )
     train_batch_size: Positive = Field(description="questions per step that train")
     oversample: Positive = Field(
-        description="questions played for each one that trains; mixed groups come first, and discarded groups are counted"
+        description="questions played for each one that trains; mixed groups come first, discarded groups are counted"
     )
     rollouts_per_question: int = Field(
         ge=2, description="episodes that GRPO compares; with 2, most groups have identical outcomes and teach nothing"
