@@ -209,6 +209,8 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
             "GLOO_SOCKET_IFNAME": "lo",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
         }
+        if config.device == "gpu":
+            environment["NCCL_SOCKET_IFNAME"] = "lo"  # else it listens on another interface, or finds none
     if config.device == "gpu":
         # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU. This way it touches
         # no driver.

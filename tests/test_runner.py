@@ -158,6 +158,18 @@ def test_an_agent_that_cannot_be_loaded_stops_the_run_before_its_first_stage(
     assert not directory.path.exists()
 
 
+def test_missing_gpus_stop_the_run_before_its_first_stage(
+    options: list[str], directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho '0, GPU-a, NVIDIA A100, 81920, 81000, 580.65.06, 8.0'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"needs 8 NVIDIA GPU\(s\), but 1 are visible.*lower grpo\.gpus_per_node"):
+        run([*options, "--profile", "gpu", "--set", "grpo.gpus_per_node=8"])
+    assert not directory.path.exists()
+
+
 def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:

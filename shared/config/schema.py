@@ -287,7 +287,8 @@ class GrpoConfig(Section):
         description="Kubernetes Job of one episode, for Agent Lightning's own controller (stage2_grpo/kubernetes)"
     )
     sync_tolerance: Annotated[Number, OPERATIONAL] = Field(
-        description="largest mean |logprob| gap between rollout server and trainer on the probe text after an update"
+        description="largest mean |logprob| gap of server and trainer on the probe text, "
+        "or 3 x the gap before the first step if that is more"
     )
     reward_valid_call: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
         description="dense reward for valid calls; a correct answer gives 1.0, the dense rewards together less than 0.5"

@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from shared.agent.prompts import prompts_of
 from shared.agent.tools import Toolbox
@@ -42,6 +41,7 @@ of prompts, episodes and rows. Ends with the --set lines to use; changes no sett
 LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens")
 Limits = Mapping[str, int]
 """Settings that bound an episode, by their dotted names."""
+_SHARE = 0.99  # of the episodes that the limits let run to their end
 _NO_LIMIT = 100_000  # tokens of an observation
 _EXTRA_TURNS = 2
 _TURN_HEADROOM = 1.5
@@ -54,11 +54,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--model", type=Path, help="folder of tokenizer, template and sizes (default: what the settings name)"
     )
-    parser.add_argument("--share", type=float, default=0.99, help="of the episodes that must run to their end (0.99)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     args = parser.parse_args(arguments)
-    if not 0 < args.share <= 1:
-        raise UserError(f"--share is {args.share}; it must be above 0 and at most 1.")
     config, run = resolve(args)
     files = sources(run)
     if args.dry_run:
@@ -67,29 +63,23 @@ def main(arguments: Sequence[str]) -> None:
         return
     model = args.model or planned_model(config, run)[0]
     check_model_folder(model, "the measured model")
-    shape, lengths = read_shape(model), dict[str, Any]()
-    if files:
-        lengths = measured_lengths(config, run, files, model, args.share)
-        changes = [f"{name}={value}" for name, value in lengths["set"].items()]
-        config = load_config(args.config, config.profile, [*args.overrides, *changes])
-    cards = {name: memory.fit(shape, config, gib) for name, gib in memory.CARDS.items()}
-    values = {"model": str(model), **lengths}
-    if args.json:
-        rows = [{"card": name, "fits": card.fits, **asdict(card)} for name, card in cards.items()]
-        print(json.dumps({**values, "cards": rows}, indent=2))
-        return
-    print("\n".join([*_memory_lines(shape, config, cards), *(_length_lines(values) if files else [])]))
-    if not files:
-        print(
-            f"\n{run.sft} holds no traces to measure, so the lengths are those of the settings; `python -m stage1_sft "
+    limits, lines = (
+        current(config),
+        [
+            f"{run.sft} holds no traces to measure, so the lengths are those of the settings; `python -m stage1_sft "
             f"--traces-only --profile {config.profile} --run-name {run.path.name}` makes some (no training)."
-        )
+        ],
+    )
+    if files:
+        limits, lines = measured(config, run, files, model)
+    suggested = load_config(
+        args.config, config.profile, [*args.overrides, *(f"{name}={value}" for name, value in limits.items())]
+    )
+    print("\n".join([*_memory_lines(read_shape(model), suggested), "", *lines]))
 
 
-def measured_lengths(
-    config: Config, run: RunDirectory, files: Sequence[Path], model: Path, share: float
-) -> dict[str, Any]:
-    """What was measured in `files`, what does not fit now and with the suggested settings, and these.
+def measured(config: Config, run: RunDirectory, files: Sequence[Path], model: Path) -> tuple[dict[str, int], list[str]]:
+    """The limits for what was measured in `files`, and the lines that show it beside what does not fit.
 
     Raises UserError when stage 1 is still writing its traces, or no file holds an episode.
     """
@@ -104,7 +94,7 @@ def measured_lengths(
     episodes = list(measure(files, questions, counter, config.sandbox))
     if not episodes:
         raise UserError(f"{', '.join(map(str, files))} hold no episode; run `python -m stage1_sft --traces-only`.")
-    limits = derive(episodes, openings, share)
+    now, limits = current(config), derive(episodes, openings, _SHARE)
     lengths = {
         "first prompt": openings,
         "answer of a turn": [answer for episode in episodes for answer in episode.answers],
@@ -113,18 +103,18 @@ def measured_lengths(
         "episode (last prompt and answer)": [episode.total(config.agent.observation_tokens) for episode in episodes],
         "turns of an episode": [len(episode.answers) for episode in episodes],
     }
-    shares = {"median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    return {
-        "episodes": len(episodes),
-        "questions": len(questions),
-        "measured": {
-            name: {at: quantile(values, share) for at, share in shares.items()} for name, values in lengths.items()
-        },
-        "overflow_now": overflow(episodes, openings, current(config)),
-        "overflow_suggested": overflow(episodes, openings, limits),
-        "now": current(config),
-        "set": limits,
-    }
+    lines = [f"measured {len(episodes)} episodes and the first prompts of {len(questions)} questions with {model}"]
+    lines += [f"{'tokens':<44}{'median':>8}{'95 %':>8}{'99 %':>8}{'most':>8}"]
+    for name, values in lengths.items():
+        lines += [f"{name:<44}" + "".join(f"{quantile(values, share):>8}" for share in (0.5, 0.95, 0.99, 1.0))]
+    lines += ["", f"{'does not fit':<44}{'settings now':>14}{'suggested':>14}"]
+    cut, left = (overflow(episodes, openings, each) for each in (now, limits))
+    lines += [f"{name:<44}{cut[name]:>14.1%}{left[name]:>14.1%}" for name in cut]
+    lines += ["", "suggested settings (now), for which the memory above is computed:"]
+    for name, value in limits.items():
+        was = f"({now[name]})" if now[name] != value else "(as it is)"
+        lines += [f"  --set {name}={value}".ljust(52) + was]
+    return limits, lines
 
 
 @dataclass(frozen=True)
@@ -265,8 +255,9 @@ def sources(run: RunDirectory) -> list[Path]:
     return [file for file in files if file.exists() and file.stat().st_size]
 
 
-def _memory_lines(shape: ModelShape, config: Config, cards: Mapping[int, memory.Fit]) -> Iterator[str]:
+def _memory_lines(shape: ModelShape, config: Config) -> Iterator[str]:
     sizes = [gpu.gib for gpu in find_gpus() if gpu.gib]
+    cards = {name: memory.fit(shape, config, gib) for name, gib in memory.CARDS.items()}
     shown = memory.fit(shape, config, min(sizes)) if sizes else cards[memory.MADE_FOR[config.profile]]
     yield f"{shape.parameters / 1e6:.0f} M weights, profile {config.profile}; computed, not measured"
     if config.device == "gpu":
@@ -287,18 +278,3 @@ def _memory_lines(shape: ModelShape, config: Config, cards: Mapping[int, memory.
     run = memory.run_bytes(shape, config) / GIB
     yield f"a checkpoint takes {memory.checkpoint_bytes(shape, config) / GIB:.2f} GiB, the run {run:.2f} GiB of disk"
     yield f"main memory: about {memory.main_memory(shape, config) / GIB:.0f} GiB"
-
-
-def _length_lines(values: Mapping[str, Any]) -> Iterator[str]:
-    asked = f"the first prompts of {values['questions']} questions with {values['model']}"
-    yield f"\nmeasured {values['episodes']} episodes and {asked}"
-    yield f"{'tokens':<44}{'median':>8}{'95 %':>8}{'99 %':>8}{'most':>8}"
-    for name, row in values["measured"].items():
-        yield f"{name:<44}" + "".join(f"{value:>8}" for value in row.values())
-    yield f"\n{'does not fit':<44}{'settings now':>14}{'suggested':>14}"
-    for name, share in values["overflow_now"].items():
-        yield f"{name:<44}{share:>14.1%}{values['overflow_suggested'][name]:>14.1%}"
-    yield "\nsuggested settings (now), for which the memory above is computed:"
-    for name, value in values["set"].items():
-        now = values["now"][name]
-        yield f"  --set {name}={value}".ljust(52) + (f"({now})" if now != value else "(as it is)")

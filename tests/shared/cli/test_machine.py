@@ -12,6 +12,7 @@ import pytest
 from shared.cli import machine
 from shared.cli.machine import CHECKS, Drawback, Machine, Needs
 from shared.config.device import Gpu, attention_backend, default_profile, keep_one_gpu, read_gpus
+from shared.config.load import load_config
 from shared.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -19,7 +20,9 @@ A100 = "0, GPU-aaaa, NVIDIA A100-SXM4-80GB, 81920, 81000, 580.65.06, 8.0\n"
 T4 = "1, GPU-bbbb, Tesla T4, 15360, 15000, 580.65.06, 7.5\n"
 L4 = "0, GPU-cccc, NVIDIA L4, 23034, 22500, 580.65.06, 8.9\n"
 B200 = "0, GPU-dddd, NVIDIA B200, 183359, 183000, 580.65.06, 10.0\n"
-WELL = Machine(tuple(read_gpus(A100)), True, cores=16, free_gib=200.0, compiler=True, python_header=True)
+WELL = Machine(
+    tuple(read_gpus(A100)), True, cores=16, free_gib=200.0, shared_gib=100.0, compiler=True, python_header=True
+)
 
 
 def smi(text: str) -> tuple[Gpu, ...]:
@@ -41,7 +44,7 @@ PLANTED = {
     "no Python.h": ({"python_header": False}, "compiler", r"Python\.h is missing.*python3\.12-dev"),
     "three cores": ({"cores": 3}, "cores", "3 CPU cores.*wait for ever"),
     "a GPU in use": ({"gpus": smi(A100.replace("81000", "20000"))}, "free gpu", "Only 20 of 80 GiB"),
-    "little main memory": ({"free_gib": 12.0}, "memory", "12.0 GiB of main memory are free.*28.0 GiB"),
+    "little main memory": ({"free_gib": 12.0}, "memory", "12.0 GiB of main memory are free.*26.0 GiB"),
 }  # fmt: skip
 
 
@@ -67,9 +70,37 @@ def test_a_planted_fault_is_one_sentence_with_its_fix(fault: str, capsys: pytest
 def test_a_good_machine_passes_and_a_laptop_needs_only_memory() -> None:
     assert machine.check("gpu", WELL, Needs("gpu")) == "1 x NVIDIA A100-SXM4-80GB, driver 580"
     machine.refuse(WELL, Needs("gpu"))
-    machine.refuse(Machine((), False, 1, 15.0, False, False), Needs("cpu"))
+    machine.refuse(Machine((), False, 1, 15.0, 0.06, False, False), Needs("cpu"))
     machine.refuse(dataclasses.replace(WELL, gpus=(), cores=2), Needs("gpu", gpus=0))  # those of a Ray cluster
     machine.refuse(dataclasses.replace(WELL, python_header=False), Needs("gpu", before_setup=True))
+
+
+@pytest.mark.parametrize(("gpus", "enough"), [(1, 4), (2, 7), (8, 25)])
+def test_ray_needs_three_cores_for_each_gpu_and_one(gpus: int, enough: int) -> None:
+    cards = WELL.gpus * gpus
+    machine.refuse(dataclasses.replace(WELL, gpus=cards, cores=enough), Needs("gpu", gpus))
+    with pytest.raises(UserError, match=rf"{enough - 1} CPU cores and would wait for ever for the {enough} "):
+        machine.check("cores", dataclasses.replace(WELL, gpus=cards, cores=enough - 1), Needs("gpu", gpus))
+
+
+def test_several_gpus_of_a_container_need_shared_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    small = dataclasses.replace(WELL, gpus=WELL.gpus * 2, shared_gib=0.0625)
+    machine.refuse(small, Needs("gpu", 1))
+    assert capsys.readouterr().out == ""
+    machine.refuse(small, Needs("gpu", 2))
+    assert re.search(r"/dev/shm holds 0.06 GiB.*; start the container with `--shm-size=8g`", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ([], 1),
+        (["grpo.gpus_per_node=8", "vllm.tensor_parallel=2"], 8),
+        (["grpo.nodes=2", "grpo.ray_address=head:6379", "grpo.gpus_per_node=8"], 0),
+    ],
+)
+def test_the_settings_say_how_many_gpus_are_needed(changes: list[str], gpus: int) -> None:
+    assert machine.needs_of(load_config(ROOT / "pipeline.yaml", "gpu", changes)) == Needs("gpu", gpus)
 
 
 def test_the_drivers_answer_is_read_with_what_it_does_not_know() -> None:
