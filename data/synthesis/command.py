@@ -14,12 +14,13 @@ from pathlib import Path
 
 from data.check import Checked
 from data.importing import refuse_existing, write
-from data.paraphrase import JOURNAL, check_address, paraphrase
+from data.paraphrase import JOURNAL, paraphrase
 from data.sources import Place, SourceRow
 from data.synthesis.generate import SHARES, Taken, generate
 from data.synthesis.hints import read_hints, report
 from data.synthesis.schema import understand
 from shared.cli.command_line import common_parser, resolve
+from shared.config.schema import check_address
 from shared.errors import UserError
 from shared.sql.database import Database
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     args = parser.parse_args(arguments)
     if args.paraphrase is not None:
-        check_address(args.paraphrase)
+        check_address("--paraphrase", args.paraphrase)
     if args.check == (args.out is not None):
         raise UserError(
             "python -m data synthesize needs either --out FOLDER to write to or --check for the report alone."

@@ -5,6 +5,7 @@ The values stand in pipeline.yaml, beside comments that `python -m shared.config
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -35,6 +36,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(pattern=r"\S")]
 OptionalText = Annotated[str | None, Field(pattern=r"\S")]
 ADDRESS = r"^https?://([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?(/\S*)?$"
+
+
+def check_address(option: str, url: str) -> None:
+    """Raise UserError unless `url`, the value of a command's option, can be the address of an endpoint."""
+    if not re.fullmatch(ADDRESS, url):
+        raise UserError(f"{option} {url!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
 
 
 class Section(BaseModel):

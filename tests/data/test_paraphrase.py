@@ -127,7 +127,7 @@ def test_a_refused_key_stops_and_what_was_paid_is_not_paid_again(
 
 def test_an_address_that_is_none_is_refused_before_any_work(pets: Database, tmp_path: Path) -> None:
     arguments = ["--database", str(pets.path), "--out", str(tmp_path / "made"), "--paraphrase", "my-endpoint"]
-    with pytest.raises(UserError, match="--paraphrase 'my-endpoint' is no address; write one like http://"):
+    with pytest.raises(UserError, match="--paraphrase 'my-endpoint' is not an address like http://"):
         command.main(arguments)
     assert not (tmp_path / "made").exists()
 
