@@ -162,7 +162,7 @@ def test_missing_gpus_stop_the_run_before_its_first_stage(
     options: list[str], directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     smi = tmp_path / "nvidia-smi"
-    smi.write_text("#!/bin/sh\necho '0, GPU-a, NVIDIA A100, 81920, 81000, 580.65.06, 8.0'\n")
+    smi.write_text("#!/bin/sh\necho '0, NVIDIA A100, 81920, 81000, 580.65.06, 8.0'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=r"needs 8 NVIDIA GPU\(s\), but 1 are visible.*lower grpo\.gpus_per_node"):
@@ -270,7 +270,7 @@ def test_help_gives_each_command_a_line(
     assert as_main(["-m", module, "--help"], monkeypatch) == 0
     listed = capsys.readouterr().out.partition("commands (")[2].splitlines()[1:]
     commands = {"data": "import synthesize", "stage1_sft": "yield convert merge",
-                "stage2_grpo": "doctor budget gate concurrency smoke export"}[module]  # fmt: skip
+                "stage2_grpo": "doctor budget gate smoke export"}[module]  # fmt: skip
     assert [line.split()[0] for line in listed] == commands.split()
     assert all(len(line.split()) > 3 for line in listed)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 OLDEST_DRIVER = 580  # that runs CUDA 13, the toolkit in requirements/gpu.txt
 _BFLOAT16 = 8.0  # compute capability from which a GPU computes in bfloat16, the dtype of training and serving
-_CORES_PER_GPU = 3  # that VERL reserves in Ray (max_colocate_count); its task runner takes one more
+CORES_PER_GPU = 3  # that VERL reserves in Ray (max_colocate_count); its task runner takes one more
 _MAIN_GIB = {"cpu": 14.0, "evening": 19.0, "gpu": 26.0, "gpu24": 26.0}
 """Of main memory for a whole run of the profile's own model; CPU measured, GPU computed."""
 _CARD_GIB = {"gpu": 38.0, "gpu24": 22.0}
@@ -47,6 +47,7 @@ class Machine:
     shared_gib: float  # of /dev/shm
     compiler: bool
     python_header: bool
+    visible: str = ""  # CUDA_VISIBLE_DEVICES
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def look(root: Path = Path("/")) -> Machine:
         shared_gib=shutil.disk_usage(shared).total / 2**30 if shared.exists() else 0.0,
         compiler=any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))),
         python_header=Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
     )
 
 
@@ -92,14 +94,24 @@ def _numbers(file: Path) -> list[int]:
 
 
 def check_gpus(machine: Machine, needs: Needs) -> str:
-    """Enough GPUs, a driver for the wheel's CUDA, and a compute capability with bfloat16."""
+    """Enough whole GPUs, open to several processes, a driver for the wheel's CUDA, a capability with bfloat16."""
     gpus = machine.gpus[: needs.gpus]
+    if needs.gpus and not re.fullmatch(r"[-\d\s,]*", machine.visible):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES is {machine.visible!r}, and vLLM reads nothing but numbers there, so that no server "
+            "would start; give the numbers that `nvidia-smi -L` lists (a slice of a GPU has none and cannot be used)."
+        )
     if len(gpus) < needs.gpus:
         fix = "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, lower grpo.gpus_per_node, or use --profile cpu"
         if machine.driver_loaded and not gpus:  # the kernel is the host's
-            fix = "start the container with `--gpus all`, or check CUDA_VISIBLE_DEVICES"
+            fix = "start the container with `--gpus all` (and `utility` in NVIDIA_DRIVER_CAPABILITIES, for nvidia-smi)"
         raise UserError(f"The run needs {needs.gpus} NVIDIA GPU(s), but {len(gpus)} are visible here; {fix}.")
     for gpu in gpus:
+        if gpu.exclusive:
+            raise UserError(
+                f"{gpu.name} is open to only one process (compute mode), and trainer and vLLM share it; let the "
+                "administrator of the machine run `nvidia-smi -c DEFAULT`."
+            )
         if gpu.driver is not None and gpu.driver < OLDEST_DRIVER:
             raise UserError(
                 f"NVIDIA driver {gpu.driver} is too old for the CUDA 13 build of torch, which would find no GPU; "
@@ -146,11 +158,11 @@ def check_compiler(machine: Machine, needs: Needs) -> None:
 
 def check_cores(machine: Machine, needs: Needs) -> None:
     """Ray can place all actors of the trainer."""
-    needed = _CORES_PER_GPU * needs.gpus + 1
+    needed = CORES_PER_GPU * needs.gpus + 1
     if machine.cores < needed and needs.gpus:
         raise UserError(
             f"Ray sees {machine.cores} CPU cores and would wait for ever for the {needed} that VERL reserves "
-            f"({_CORES_PER_GPU} for each GPU and one); give the machine or container more cores."
+            f"({CORES_PER_GPU} for each GPU and one); give the machine or container more cores."
         )
 
 

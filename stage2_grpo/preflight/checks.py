@@ -87,7 +87,13 @@ class Finding:
 
     def __str__(self) -> str:
         head = f"{self.severity:<8} {self.check:<13} "
-        return textwrap.fill(head + self.what, 120, subsequent_indent=" " * len(head), break_long_words=False)
+        return textwrap.fill(
+            head + self.what,
+            120,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def found(name: str, check: Callable[[], str | None]) -> Iterator[Finding]:
