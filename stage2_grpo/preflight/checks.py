@@ -36,6 +36,7 @@ from shared.runs.manifest import RunDirectory, read_manifest, read_object
 from shared.tool_calls import render_turn
 from stage2_grpo.inputs import fit_to_questions, total_steps
 from stage2_grpo.preflight import memory
+from stage2_grpo.preflight.budget import Counter
 from stage2_grpo.preflight.memory import GIB
 
 _PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
@@ -340,12 +341,8 @@ def check_batches(case: Case) -> str:
 def check_context(case: Case) -> str:
     """Every first prompt fits, and the lengths of prompt, episode, row and server agree."""
     agent = case.config.agent
-    template, tokenizer = ChatTemplate.from_folder(case.folder), Tokenizer.from_folder(case.folder)
-    prompts = prompts_of(agent)
-    lengths = {
-        question.id: tokenizer.count(template.render(prompts.opening(question.question), prompts.tools, prompt=True))
-        for question in (*case.train, *case.validation)
-    }
+    counter = Counter(case.folder, agent)
+    lengths = {question.id: counter.opening(question.question) for question in (*case.train, *case.validation)}
     longest, shortest = max(lengths.values(), default=0), min(lengths.values(), default=0)
     limit, positions = agent.context_tokens - 1, read_shape(case.folder).max_positions
     if positions < agent.context_tokens:
