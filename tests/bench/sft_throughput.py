@@ -3,7 +3,8 @@
     python tests/bench/sft_throughput.py [--model FOLDER] [--batch 4] [--steps 3]
 
 Sequences are random tokens shaped like the traces of the CPU profile: a common beginning, then turns of which a third
-is trained. `plain` is what a trainer does by default: padded batch, logits at every position, PEFT's casts. Tokens per second count every token of the sequences, shared or not. Needs a quiet machine.
+is trained. `plain` is what a trainer does by default: padded batch, logits at every position, PEFT's casts. Tokens
+per second count every token of the sequences, shared or not. Needs a quiet machine.
 """
 
 from __future__ import annotations
