@@ -23,6 +23,7 @@ from shared.cli import checks, environment, machine
 from shared.cli.command_line import READER_GONE, Parser, add_profile, common_parser, resolve, run_main
 from shared.config.device import default_profile, device_of
 from shared.errors import UserError
+from shared.packaging.options import package_parser
 from shared.runs.manifest import RunDirectory, read_manifest, set_aside, write_json
 from shared.serving.options import ask_parser, serve_parser
 
@@ -223,6 +224,13 @@ def serve(args: argparse.Namespace) -> None:
     serve(args)
 
 
+def package(args: argparse.Namespace) -> None:
+    """Make files of the trained model for other programs."""
+    from shared.packaging.command import package
+
+    package(args)
+
+
 def copy_live_database(args: argparse.Namespace) -> None:
     """Where --database is an address, replace it by the file of its copy."""
     from data import live
@@ -253,6 +261,7 @@ COMMANDS = {
     "setup": Command("make the environment and nothing else", setup_parser, lambda _: print("ready")),
     "ask": Command("ask the trained agent about a database", ask_parser, ask),
     "serve": Command("the same for browsers, programs and assistants", serve_parser, serve),
+    "package": Command("GGUF files and a model card, or a push to a model hub", package_parser, package),
 }
 
 

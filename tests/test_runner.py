@@ -24,6 +24,7 @@ from shared.processes.owned_process import locked
 from shared.records import read_questions
 from shared.runs.manifest import RunDirectory, begin_stage, finish_stage, read_manifest
 from shared.runs.usage import read_usage
+from tests.shared.packaging.finished_run import finished_run
 
 REPO = Path(__file__).resolve().parents[1]
 RUNNER = [sys.executable, str(REPO / "run_pipeline.py")]
@@ -314,6 +315,12 @@ def test_every_command_of_the_readme_is_understood(
     assert words[0] in ("python", ".venv/bin/python")
     only_help = words[1:3] == ["run_pipeline.py", "check"]
     argv = [*words[1:], "--help"] if only_help else [*words[1:], "--dry-run", "--profile", "cpu"]
+    if {"ask", "serve", "package"} & {*words} and "--help" not in words:
+        finished_run(tmp_path / "runs")
+        monkeypatch.setenv("HF_TOKEN", "secret")
+        database = str(spider / "database" / "shop_0" / "shop_0.sqlite")
+        argv = [database if word == "flights.sqlite" else word for word in argv]
+        argv += ["--set", f"runs_dir={tmp_path / 'runs'}"]
     if "yield" in words:
         importing.main([str(spider), "--out", str(tmp_path / "imported"), "--profile", "cpu"])
         argv[argv.index("imported")] = str(tmp_path / "imported")

@@ -6,6 +6,8 @@ set-up, the first stage and the doctor share one table of checks. Needs only the
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -47,6 +49,7 @@ class Machine:
     free_gib: float  # of main memory
     compiler: bool
     python_header: bool
+    libnuma: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,14 @@ def look(root: Path = Path("/")) -> Machine:
         free_gib=free / 2**30,
         compiler=any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))),
         python_header=Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists(),
+        libnuma=_loads("libnuma.so.1"),
     )
+
+
+def _loads(library: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(ctypes.CDLL(library))
+    return False
 
 
 def _numbers(file: Path) -> list[int]:
@@ -170,6 +180,18 @@ def check_main_memory(machine: Machine, needs: Needs) -> str:
     return f"{machine.free_gib:.0f} GiB free, about {needed:.1f} GiB needed"
 
 
+def check_libnuma(machine: Machine, needs: Needs) -> str | None:
+    """vLLM's CPU build is linked against libnuma, which slim container images leave out."""
+    if device_of(needs.profile) == "gpu":
+        return None
+    if not machine.libnuma:
+        raise UserError(
+            "The library libnuma.so.1 is missing, and without it vLLM does not start on a CPU; install libnuma1 "
+            "(Debian, Ubuntu: `apt install libnuma1`)."
+        )
+    return "libnuma.so.1 loads"
+
+
 CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
     "gpu": check_gpus,
     "gpu memory": check_gpu_memory,
@@ -177,12 +199,14 @@ CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
     "cores": check_cores,
     "free gpu": check_free_gpu,
     "memory": check_main_memory,
+    "libnuma": check_libnuma,
 }
+_ON_CPU = ("memory", "libnuma")
 
 
 def check(name: str, machine: Machine, needs: Needs) -> str | None:
-    """What one check says when all is well; on a CPU only main memory matters. Raises UserError, also as a Drawback."""
-    return CHECKS[name](machine, needs) if device_of(needs.profile) == "gpu" or name == "memory" else None
+    """What one check says when all is well; on a CPU few of them matter. Raises UserError, also as a Drawback."""
+    return CHECKS[name](machine, needs) if device_of(needs.profile) == "gpu" or name in _ON_CPU else None
 
 
 def refuse(machine: Machine, needs: Needs, *, only_warn: bool = False) -> None:

@@ -143,6 +143,8 @@ def _actor_rollout(config: Config, model: Path) -> dict[str, Any]:
             "use_kl_loss": False,
             "policy_loss": {"loss_mode": loss_mode},
             "loss_agg_mode": loss_agg_mode,
+            # The constant of "constant"; without it VERL divides by the longest row of each micro batch.
+            "loss_scale_factor": config.agent.context_tokens if grpo.loss_average == "constant" else None,
             "entropy_coeff": grpo.entropy_coeff,
             "clip_ratio_low": grpo.clip_low,
             "clip_ratio_high": grpo.clip_high,

@@ -19,7 +19,7 @@ FLOORS = (
     ("shared.models", "shared.processes", "shared.runs", "shared.sql"),
     ("shared.agent", "shared.cli", "shared.reward"),
     ("shared.evaluation",),
-    ("shared.report", "shared.serving"),
+    ("shared.packaging", "shared.report", "shared.serving"),
     ("data", "stage1_sft", "stage2_grpo"),
     ("run_pipeline",),
 )

@@ -45,6 +45,14 @@ PLANTED = {
 }  # fmt: skip
 
 
+def test_a_cpu_without_libnuma_is_told_to_install_it() -> None:
+    slim = dataclasses.replace(WELL, libnuma=False)
+    with pytest.raises(UserError, match=r"libnuma\.so\.1 is missing.*apt install libnuma1"):
+        machine.refuse(slim, Needs("cpu"))
+    machine.refuse(slim, Needs("gpu"))
+    assert machine.look().libnuma
+
+
 @pytest.mark.parametrize("fault", PLANTED)
 def test_a_planted_fault_is_one_sentence_with_its_fix(fault: str, capsys: pytest.CaptureFixture[str]) -> None:
     changes, name, says = PLANTED[fault]

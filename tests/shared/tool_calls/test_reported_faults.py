@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from shared.agent.prompts import TOOLS
 from shared.records import ToolCall
@@ -71,6 +73,18 @@ def test_a_refused_or_past_call_is_not_run(words: str, form: str) -> None:
     text = form.format(words=words, call=QUERY_JSON)
     assert parse(text, TOOLS).content == text
     assert_read(text, [])
+
+
+LEAD_INS = yaml.safe_load((Path(__file__).parent / "lead_ins.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("form", ["{words}\n{call}", "{words}\n\n```json\n{call}\n```"])
+def test_unseen_words_before_a_call_decide_whether_it_is_made(form: str) -> None:
+    """`missed` names those that are wrongly run."""
+    runs = {words for group in LEAD_INS.values() for words in group
+            if parse(form.format(words=words, call=QUERY_JSON), TOOLS).calls}  # fmt: skip
+    assert {*LEAD_INS["made"]} <= runs
+    assert runs.isdisjoint(LEAD_INS["not_made"])
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,30 @@ def test_loss_and_advantages_follow_the_settings(average: str, mode: str, aggreg
     assert (correction.rollout_is, correction.rollout_is_threshold, correction.bypass_mode) == ("token", 1.5, False)
 
 
+@pytest.mark.parametrize(("average", "constant"), [("episode", None), ("token", None), ("constant", 8192)])
+def test_only_the_constant_average_divides_by_a_constant_length(average: str, constant: int | None) -> None:
+    assert composed("gpu", f"grpo.loss_average={average}").actor_rollout_ref.actor.loss_scale_factor == constant
+
+
+@pytest.mark.slow
+def test_a_token_counts_alike_whatever_the_length_of_its_micro_batch() -> None:
+    import torch
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    actor = composed("gpu", "grpo.loss_average=constant").actor_rollout_ref.actor
+    short, long = (
+        agg_loss(
+            torch.ones(1, width),
+            torch.nn.functional.pad(torch.ones(1, 10), (0, width - 10)),  # ten trained tokens in a row of any width
+            actor.loss_agg_mode,
+            global_batch_size=2,
+            loss_scale_factor=actor.loss_scale_factor,
+        )
+        for width in (10, 400)
+    )
+    assert short == long == pytest.approx(10 / 2 / 8192)
+
+
 def test_without_a_cap_there_is_no_importance_weight() -> None:
     assert composed("gpu").algorithm.rollout_correction.rollout_is is None
 
