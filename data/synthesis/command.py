@@ -80,6 +80,7 @@ def main(arguments: Sequence[str]) -> None:
     print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
     if len(questions) < args.questions:
         size = f"{len(about.tables)} tables with {sum(table.rows for table in about.tables)} rows"
-        print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer; "
+        print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer "
+              "in the time there is for their golds; "
               "see what was understood with --check.")  # fmt: skip
     write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])
