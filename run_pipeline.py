@@ -160,6 +160,8 @@ def run(args: argparse.Namespace) -> None:
         return
     if not args.only:
         plan(pipeline, names)  # refuses wrong paths and a missing agent before anything is moved or made
+        if config.grpo.gpus_per_node > 1:  # before set-up no settings are read, so one GPU was looked for
+            machine.refuse(machine.look(), machine.needs_of(config))
     with locked(directory.path):
         write_json(directory.path / "config.json", config.model_dump())
         if args.first:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +18,7 @@ from pathlib import Path
 from data.sql_form import question_key
 from shared.agent.chat_client import API_KEY, ChatClient, ContextOverflow, InfrastructureError
 from shared.agent.episode import submitted_block
-from shared.config.schema import ADDRESS, Config
+from shared.config.schema import Config
 from shared.errors import UserError
 from shared.evaluation.run import play_all
 from shared.records import JsonlTail, Question, append_jsonl, write_jsonl
@@ -39,12 +38,6 @@ _QUERY = (
     "You write SQLite queries. Answer the user's question with one query in a ```sql block. The query returns exactly "
     "the columns that the question asks for. The database:\n\n"
 )
-
-
-def check_address(url: str) -> None:
-    """Raise UserError unless `url` can be the address of an endpoint."""
-    if not re.fullmatch(ADDRESS, url):
-        raise UserError(f"--paraphrase {url!r} is no address; write one like http://127.0.0.1:8000/v1.")
 
 
 def paraphrase(

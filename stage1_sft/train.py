@@ -35,7 +35,7 @@ from shared.config.schema import Config
 from shared.errors import UserError
 from shared.runs.metrics_log import MetricsLog
 from stage1_sft.dataset import Example
-from stage1_sft.shared_prefix import CPU_ATTENTION, token_loss
+from stage1_sft.shared_prefix import token_loss
 
 _CHECKPOINT_FILES = ("adapter_model.safetensors", "adapter_config.json", "optimizer.pt", "scheduler.pt")
 _GROUPS = 8  # batches whose examples are sorted by length together
@@ -80,17 +80,16 @@ def train(
     return Path(best), figures if resume else {**figures, "tokens_per_second": round(tokens / seconds, 1)}
 
 
-def load_model(base: Path, config: Config, attention: str | None = None) -> PeftModel:
+def load_model(base: Path, config: Config) -> PeftModel:
     """The base in `sft.dtype` with a fresh adapter on every linear layer but the output head.
 
-    `attention` is by default the implementation that trains fastest on the device.
+    PyTorch's attention keeps no table of queries by keys for the backward pass.
     """
     sft = config.sft
     if config.device == "gpu" and not torch.cuda.is_available():
         raise UserError(f"Profile {config.profile} needs a CUDA device and PyTorch sees none; use --profile cpu.")
-    attention = attention or ("sdpa" if config.device == "gpu" or sft.gradient_checkpointing else CPU_ATTENTION)
     dtype = getattr(torch, sft.dtype)
-    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation=attention)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=dtype, attn_implementation="sdpa")
     size = {"r": sft.lora_rank, "lora_alpha": sft.lora_alpha, "lora_dropout": sft.lora_dropout}
     return get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules="all-linear", **size))
 

@@ -10,7 +10,6 @@ _COMMANDS = {
     "doctor": "find what would spoil a run",
     "budget": "measure the lengths of episodes and suggest limits",
     "gate": "say which checkpoint to start from",
-    "concurrency": "measure how many episodes to keep in flight",
     "smoke": "try the whole path on a new GPU",
     "export": "finish an interrupted or stopped run with the best step that it has saved",
 }

@@ -53,11 +53,6 @@ class Rollouts:
         return httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False)
 
 
-def register(http: httpx.Client, model: str, endpoint: str) -> None:
-    """Register a rollout server with the gateway, as the trainer does: model name, and address ending in /v1."""
-    http.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
-
-
 @contextlib.contextmanager
 def gateway_and_controller(config: Config, model: Path, folder: Path) -> Iterator[Rollouts]:
     """Start both and keep them for the block, or check that the gateway of grpo.gateway_url is there."""
@@ -209,6 +204,8 @@ def trainer_environment(config: Config, folder: Path, key: str) -> dict[str, str
             "GLOO_SOCKET_IFNAME": "lo",
             "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # makes Ray take the loopback address
         }
+        if config.device == "gpu":
+            environment["NCCL_SOCKET_IFNAME"] = "lo"  # else it listens on another interface, or finds none
     if config.device == "gpu":
         # VERL asks for CUDA when it is imported, in Ray's workers before Ray has chosen their GPU. This way it touches
         # no driver.

@@ -159,6 +159,18 @@ def test_an_agent_that_cannot_be_loaded_stops_the_run_before_its_first_stage(
     assert not directory.path.exists()
 
 
+def test_missing_gpus_stop_the_run_before_its_first_stage(
+    options: list[str], directory: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho '0, NVIDIA A100, 81920, 81000, 580.65.06, 8.0'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(UserError, match=r"needs 8 NVIDIA GPU\(s\), but 1 are visible.*lower grpo\.gpus_per_node"):
+        run([*options, "--profile", "gpu", "--set", "grpo.gpus_per_node=8"])
+    assert not directory.path.exists()
+
+
 def test_a_dry_run_names_every_stage_and_path_and_changes_nothing(
     options: list[str], directory: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -259,7 +271,7 @@ def test_help_gives_each_command_a_line(
     assert as_main(["-m", module, "--help"], monkeypatch) == 0
     listed = capsys.readouterr().out.partition("commands (")[2].splitlines()[1:]
     commands = {"data": "import synthesize", "stage1_sft": "yield convert merge",
-                "stage2_grpo": "doctor budget gate concurrency smoke export"}[module]  # fmt: skip
+                "stage2_grpo": "doctor budget gate smoke export"}[module]  # fmt: skip
     assert [line.split()[0] for line in listed] == commands.split()
     assert all(len(line.split()) > 3 for line in listed)
 
@@ -313,7 +325,7 @@ def test_every_command_of_the_readme_is_understood(
         name, _, value = words.pop(0).partition("=")
         monkeypatch.setenv(name, value)
     assert words[0] in ("python", ".venv/bin/python")
-    only_help = words[1:3] == ["run_pipeline.py", "check"]
+    only_help = words[1:3] in (["run_pipeline.py", "check"], ["run_pipeline.py", "setup"])
     argv = [*words[1:], "--help"] if only_help else [*words[1:], "--dry-run", "--profile", "cpu"]
     if {"ask", "serve", "package"} & {*words} and "--help" not in words:
         finished_run(tmp_path / "runs")
@@ -324,7 +336,7 @@ def test_every_command_of_the_readme_is_understood(
     if "yield" in words:
         importing.main([str(spider), "--out", str(tmp_path / "imported"), "--profile", "cpu"])
         argv[argv.index("imported")] = str(tmp_path / "imported")
-    if {"shared.evaluation", "gate", "concurrency"} & {*words}:
+    if {"shared.evaluation", "gate"} & {*words}:
         run(["--config", str(REPO / "pipeline.yaml"), "--profile", "cpu", "--only", "data",
              "--set", f"runs_dir={tmp_path}", "--set", f"data.sources={spider}"])  # fmt: skip
         (model := tmp_path / "model").mkdir()

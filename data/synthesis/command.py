@@ -14,12 +14,13 @@ from pathlib import Path
 
 from data.check import Checked
 from data.importing import refuse_existing, write
-from data.paraphrase import JOURNAL, check_address, paraphrase
+from data.paraphrase import JOURNAL, paraphrase
 from data.sources import Place, SourceRow
 from data.synthesis.generate import SHARES, Taken, generate
 from data.synthesis.hints import read_hints, report
 from data.synthesis.schema import understand
 from shared.cli.command_line import common_parser, resolve
+from shared.config.schema import check_address
 from shared.errors import UserError
 from shared.sql.database import Database
 
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     args = parser.parse_args(arguments)
     if args.paraphrase is not None:
-        check_address(args.paraphrase)
+        check_address("--paraphrase", args.paraphrase)
     if args.check == (args.out is not None):
         raise UserError(
             "python -m data synthesize needs either --out FOLDER to write to or --check for the report alone."
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str]) -> None:
     print("of these, " + ", ".join(f"{counts[difficulty]} are {difficulty}" for difficulty in SHARES))
     if len(questions) < args.questions:
         size = f"{len(about.tables)} tables with {sum(table.rows for table in about.tables)} rows"
-        print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer; "
+        print(f"{args.questions} were asked for, but {size} give no more different questions with a clear answer "
+              "in the time there is for their golds; "
               "see what was understood with --check.")  # fmt: skip
     write(Checked(rows), args.out, skip=False, reads=[args.hints] if args.hints else [])

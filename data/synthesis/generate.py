@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ _TRIES = 150  # drafts for one question of a family
 _MAX_ROWS = 60  # of an answer
 _COPIES = 2
 _MOST_FAILURES = 20  # golds that fail, as by a time limit
+_MOST_SECONDS = 300.0  # of audits; a database so large that each gold takes seconds gives fewer questions
 
 
 @dataclass
@@ -92,9 +94,11 @@ def _accepted(
     name = audit.database.path.stem
     for most in (max(2, count // 50), max(4, count // 25)):  # questions of one shape
         spent: set[tuple[Difficulty, str]] = set()
-        while made.total() < count and audit.failures < _MOST_FAILURES and (due := _due(made, spent, count, shares)):
+        while made.total() < count and not audit.is_spent and (due := _due(made, spent, count, shares)):
             spent.add(due)
             for draft in drafts_of(draw, *due):
+                if audit.is_spent:
+                    break
                 sql = draft.query.sql
                 shape = re.sub(r"'[^']*'|\b\d+(\.\d+)?\b", "?", sql)
                 if shapes[shape] >= most or gold_key(sql) in taken.golds:
@@ -166,15 +170,23 @@ class Audit:
     database: Database
     copies: Sequence[Database]
     failures: int = 0
+    seconds: float = 0.0
     reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the database is too slow to audit more drafts."""
+        return self.failures >= _MOST_FAILURES or self.seconds >= _MOST_SECONDS
 
     def objection(self, draft: Draft) -> str:
         """Why the gold is not worth asking for, or ""."""
+        started = time.monotonic()
         try:
             reason = self._objection(draft)
         except SqlError as error:
             self.failures += error.kind in ("timeout", "too_large") if hasattr(error, "kind") else 1
             reason = f"fails: {error}"
+        self.seconds += time.monotonic() - started
         self.reasons[reason.split(":")[0]] += 1
         return reason
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import batched
 from typing import Any
 
 from data.synthesis import words
@@ -21,6 +22,7 @@ from shared.sql import database as sql
 
 _SAMPLED_ROWS = 2_000
 _SAMPLED_CELLS = 100_000
+_COLUMNS_AT_ONCE = 100  # of one query; SQLite and the sandbox bound its length
 _COUNTED_ROWS = 100_000  # of a table about which facts of all rows are asked
 _LONGEST_CATEGORY = 40
 _MOST_CATEGORIES = 40
@@ -173,12 +175,15 @@ def _table(database: sql.Database, declared: sql.Table, hint: Mapping[str, Any],
     cells = [identifier(column.name) for column in declared.columns]
     shown = [f"CASE typeof({c}) WHEN 'text' THEN substr({c}, 1, 300) WHEN 'blob' THEN x'' ELSE {c} END" for c in cells]
     wanted = max(50, min(_SAMPLED_ROWS, _SAMPLED_CELLS // len(shown)))
-    sample = database.execute(f"SELECT {', '.join(shown)} FROM {name} LIMIT {wanted}", wanted).rows
+    sample: list[tuple[Any, ...]] = [()] * min(rows, wanted)
+    for some in batched(shown, _COLUMNS_AT_ONCE):  # NOT INDEXED: an index has its own order of rows
+        block = database.execute(f"SELECT {', '.join(some)} FROM {name} NOT INDEXED LIMIT {wanted}", wanted).rows
+        sample = [(*row, *more) for row, more in zip(sample, block, strict=True)]
     facts: list[tuple[int, int]] = []
-    if wanted < rows <= _COUNTED_ROWS:
-        asked = ", ".join(f"COUNT({c}), COUNT(DISTINCT {c})" for c in cells)
+    for some in batched(cells, _COLUMNS_AT_ONCE) if wanted < rows <= _COUNTED_ROWS else ():
+        asked = ", ".join(f"COUNT({c}), COUNT(DISTINCT {c})" for c in some)
         (counts,) = database.execute(f"SELECT {asked} FROM {name}").rows
-        facts = list(zip(counts[::2], counts[1::2], strict=True))
+        facts += zip(counts[::2], counts[1::2], strict=True)
     drop = len(words.common_prefix([column.name for column in declared.columns]))
     keys = [column for column in declared.columns if column.primary_key]
     named = [_spoken(words.tokens(column.name)[drop:], one) or column.name for column in declared.columns]

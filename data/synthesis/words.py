@@ -24,8 +24,11 @@ def tokens(identifier: str) -> list[str]:
 
 
 def spoken(parts: Sequence[str]) -> str:
-    """Tokens as words: abbreviations written out, acronyms in capitals."""
+    """Tokens as words: abbreviations written out, acronyms and proper names in capitals."""
+    if len(parts) > 1 and parts[-1] in LISTS["column_types"]:
+        parts = parts[:-1]
     words = [_SHORT.get(part, part.upper() if part in LISTS["acronyms"] and part != "zip" else part) for part in parts]
+    words = [word.capitalize() if word in LISTS["proper"] else word for word in words]
     if (called := LEXICON["phrases"].get(" ".join(words))) is not None:
         return str(called)
     if words[:1] == ["number"] and len(words) > 1 and is_plural(words[-1]):

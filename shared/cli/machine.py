@@ -15,24 +15,23 @@ import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shared.config.device import Gpu, device_of, find_gpus
 from shared.errors import UserError
 
+if TYPE_CHECKING:
+    from shared.config.schema import Config
+
 OLDEST_DRIVER = 580  # that runs CUDA 13, the toolkit in requirements/gpu.txt
 _BFLOAT16 = 8.0  # compute capability from which a GPU computes in bfloat16, the dtype of training and serving
-_RAY_CORES = 4  # the trainer's actors reserve a core each
-_MAIN_GIB = {
-    "cpu": 14.0,
-    "evening": 19.0,
-    "gpu": 28.0,
-    "gpu24": 28.0,
-}  # of a whole run of the own model; CPU measured, GPU computed
-_CARD_GIB = {
-    "gpu": 38.0,
-    "gpu24": 22.0,
-}  # of GPU memory for the profile's own model, as `stage2_grpo budget` computes it
+CORES_PER_GPU = 3  # that VERL reserves in Ray (max_colocate_count); its task runner takes one more
+_MAIN_GIB = {"cpu": 14.0, "evening": 19.0, "gpu": 26.0, "gpu24": 26.0}
+"""Of main memory for a whole run of the profile's own model; CPU measured, GPU computed."""
+_CARD_GIB = {"gpu": 38.0, "gpu24": 22.0}
+"""Of GPU memory for the profile's own model, as `stage2_grpo budget` computes it."""
 _OTHERS_GIB = 2.0  # of GPU memory that a desktop may take
+_SHARED_GIB = 1.0  # of /dev/shm for NCCL's buffers; a container has 64 MiB unless it is told otherwise
 
 
 class Drawback(UserError):
@@ -47,8 +46,10 @@ class Machine:
     driver_loaded: bool  # by the kernel, which in a container is the host's
     cores: int  # as Ray counts them
     free_gib: float  # of main memory
+    shared_gib: float  # of /dev/shm
     compiler: bool
     python_header: bool
+    visible: str = ""  # CUDA_VISIBLE_DEVICES
     libnuma: bool = True
 
 
@@ -62,6 +63,12 @@ class Needs:
     before_setup: bool = False  # set-up chooses a Python with headers itself
 
 
+def needs_of(config: Config) -> Needs:
+    """What the settings ask of this machine; the GPUs of a Ray cluster are counted when it is joined."""
+    gpus = 0 if config.grpo.ray_address else max(config.grpo.gpus_per_node, config.vllm.tensor_parallel)
+    return Needs(config.profile, gpus)
+
+
 def look(root: Path = Path("/")) -> Machine:
     """This machine; `root` is where its file system begins."""
     memory = (root / "proc/meminfo").read_text(encoding="utf-8")
@@ -70,13 +77,16 @@ def look(root: Path = Path("/")) -> Machine:
         used = _numbers(root / "sys/fs/cgroup/memory.stat")  # its first figure is memory that is no file cache
         free = min(free, limit[0] - sum(used[:1]))
     cores, quota = os.cpu_count() or 1, _numbers(root / "sys/fs/cgroup/cpu.max")
+    shared = root / "dev/shm"
     return Machine(
         gpus=tuple(find_gpus()),
         driver_loaded=(root / "proc/driver/nvidia/version").exists(),
         cores=min(cores, quota[0] // quota[1]) if len(quota) == 2 else cores,
         free_gib=free / 2**30,
+        shared_gib=shutil.disk_usage(shared).total / 2**30 if shared.exists() else 0.0,
         compiler=any(map(shutil.which, (os.environ.get("CC") or "gcc", "clang"))),
         python_header=Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         libnuma=_loads("libnuma.so.1"),
     )
 
@@ -94,14 +104,24 @@ def _numbers(file: Path) -> list[int]:
 
 
 def check_gpus(machine: Machine, needs: Needs) -> str:
-    """Enough GPUs, a driver for the wheel's CUDA, and a compute capability with bfloat16."""
+    """Enough whole GPUs, open to several processes, a driver for the wheel's CUDA, a capability with bfloat16."""
     gpus = machine.gpus[: needs.gpus]
+    if needs.gpus and not re.fullmatch(r"[-\d\s,]*", machine.visible):
+        raise UserError(
+            f"CUDA_VISIBLE_DEVICES is {machine.visible!r}, and vLLM reads nothing but numbers there, so that no server "
+            "would start; give the numbers that `nvidia-smi -L` lists (a slice of a GPU has none and cannot be used)."
+        )
     if len(gpus) < needs.gpus:
         fix = "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, lower grpo.gpus_per_node, or use --profile cpu"
         if machine.driver_loaded and not gpus:  # the kernel is the host's
-            fix = "start the container with `--gpus all`, or check CUDA_VISIBLE_DEVICES"
+            fix = "start the container with `--gpus all` (and `utility` in NVIDIA_DRIVER_CAPABILITIES, for nvidia-smi)"
         raise UserError(f"The run needs {needs.gpus} NVIDIA GPU(s), but {len(gpus)} are visible here; {fix}.")
     for gpu in gpus:
+        if gpu.exclusive:
+            raise UserError(
+                f"{gpu.name} is open to only one process (compute mode), and trainer and vLLM share it; let the "
+                "administrator of the machine run `nvidia-smi -c DEFAULT`."
+            )
         if gpu.driver is not None and gpu.driver < OLDEST_DRIVER:
             raise UserError(
                 f"NVIDIA driver {gpu.driver} is too old for the CUDA 13 build of torch, which would find no GPU; "
@@ -148,10 +168,11 @@ def check_compiler(machine: Machine, needs: Needs) -> None:
 
 def check_cores(machine: Machine, needs: Needs) -> None:
     """Ray can place all actors of the trainer."""
-    if machine.cores < _RAY_CORES and needs.gpus:
+    needed = CORES_PER_GPU * needs.gpus + 1
+    if machine.cores < needed and needs.gpus:
         raise UserError(
-            f"Ray sees {machine.cores} CPU cores and would wait for ever for the {_RAY_CORES} that the trainer's "
-            "actors reserve; give the machine or container more cores."
+            f"Ray sees {machine.cores} CPU cores and would wait for ever for the {needed} that VERL reserves "
+            f"({CORES_PER_GPU} for each GPU and one); give the machine or container more cores."
         )
 
 
@@ -164,6 +185,15 @@ def check_free_gpu(machine: Machine, needs: Needs) -> None:
                 "its share (vllm.gpu_memory_utilization) is; end the programs that `nvidia-smi` lists, or choose "
                 "another GPU with CUDA_VISIBLE_DEVICES."
             )
+
+
+def check_shared_memory(machine: Machine, needs: Needs) -> None:
+    """Several GPUs exchange data through /dev/shm."""
+    if needs.gpus > 1 and machine.shared_gib < _SHARED_GIB:
+        raise Drawback(
+            f"/dev/shm holds {machine.shared_gib:.2f} GiB, and NCCL fails when it cannot place its buffers there for "
+            f"{needs.gpus} GPUs; start the container with `--shm-size=8g`."
+        )
 
 
 def check_main_memory(machine: Machine, needs: Needs) -> str:
@@ -198,6 +228,7 @@ CHECKS: dict[str, Callable[[Machine, Needs], str | None]] = {
     "compiler": check_compiler,
     "cores": check_cores,
     "free gpu": check_free_gpu,
+    "shared memory": check_shared_memory,
     "memory": check_main_memory,
     "libnuma": check_libnuma,
 }

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 Profile = Literal["gpu", "gpu24", "cpu", "evening"]
 PROFILES: tuple[Profile, ...] = get_args(Profile)
-_FIELDS = ("index", "uuid", "name", "memory.total", "memory.free", "driver_version", "compute_cap")
+_FIELDS = ("index", "name", "memory.total", "memory.free", "driver_version", "compute_cap", "compute_mode")
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Gpu:
     free_gib: float | None
     driver: int | None  # major version
     capability: float | None  # compute capability, e.g. 8.9
+    exclusive: bool = False  # whether only one process, or none, may use it
 
 
 def device_of(profile: str) -> str:
@@ -46,7 +47,7 @@ def default_profile(root: Path = Path("/")) -> str:
 def find_gpus() -> list[Gpu]:
     """The visible cards that nvidia-smi lists; none without a driver."""
     program = shutil.which("nvidia-smi") or "/usr/lib/wsl/lib/nvidia-smi"
-    for fields in (_FIELDS, _FIELDS[:-1]):  # drivers before 510 do not know the last one
+    for fields in (_FIELDS, _FIELDS[:5]):  # drivers before 510 do not know compute_cap
         query = [program, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
         try:
             result = subprocess.run(query, capture_output=True, text=True, timeout=30)
@@ -58,22 +59,24 @@ def find_gpus() -> list[Gpu]:
 
 
 def read_gpus(text: str, visible: str | None = None) -> list[Gpu]:
-    """nvidia-smi's lines of `_FIELDS`, chosen and ordered by CUDA_VISIBLE_DEVICES (indices, or beginnings of uuids)."""
-    gpus: dict[tuple[str, str], Gpu] = {}
+    """nvidia-smi's lines of `_FIELDS`, chosen and ordered by the indices in CUDA_VISIBLE_DEVICES."""
+    gpus: dict[str, Gpu] = {}
     for line in text.splitlines():
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) >= len(_FIELDS) - 1:
-            numbers = [re.match(r"\d+(\.\d+)?", part) for part in (*parts[3:], "")]  # "[N/A]" is none
-            total, free, driver, capability = (float(found.group()) if found else None for found in numbers[:4])
-            gpus[parts[0], parts[1]] = Gpu(
-                parts[2], total and total / 1024, free and free / 1024, int(driver) if driver else None, capability
+        values = dict(zip(_FIELDS, map(str.strip, line.split(",")), strict=False))
+        if "driver_version" in values:
+            found = [re.match(r"\d+(\.\d+)?", values.get(name, "")) for name in _FIELDS[2:6]]  # "[N/A]" is none
+            total, free, driver, capability = (float(number.group()) if number else None for number in found)
+            gpus[values["index"]] = Gpu(
+                values["name"],
+                total and total / 1024,
+                free and free / 1024,
+                int(driver) if driver else None,
+                capability,
+                exclusive=values.get("compute_mode", "").startswith(("Exclusive", "Prohibited")),
             )
     if visible is None:
         return [*gpus.values()]
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    if any(name.startswith("MIG") for name in names):  # slices of cards, which nvidia-smi does not list
-        return [*gpus.values()][: len(names)]
-    return [gpu for name in names for (index, uuid), gpu in gpus.items() if index == name or uuid.startswith(name)]
+    return [gpus[name.strip()] for name in visible.split(",") if name.strip() in gpus]
 
 
 def attention_backend(gpus: Sequence[Gpu]) -> str | None:

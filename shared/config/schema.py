@@ -5,6 +5,7 @@ The values stand in pipeline.yaml, beside comments that `python -m shared.config
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -35,6 +36,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Text = Annotated[str, Field(pattern=r"\S")]
 OptionalText = Annotated[str | None, Field(pattern=r"\S")]
 ADDRESS = r"^https?://([\w.-]+|\[[0-9a-f:]+\])(:\d{1,5})?(/\S*)?$"
+
+
+def check_address(option: str, url: str) -> None:
+    """Raise UserError unless `url`, the value of a command's option, can be the address of an endpoint."""
+    if not re.fullmatch(ADDRESS, url):
+        raise UserError(f"{option} {url!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
 
 
 class Section(BaseModel):
@@ -290,7 +297,8 @@ class GrpoConfig(Section):
         description="Kubernetes Job of one episode, for Agent Lightning's own controller (stage2_grpo/kubernetes)"
     )
     sync_tolerance: Annotated[Number, OPERATIONAL] = Field(
-        description="largest mean |logprob| gap between rollout server and trainer on the probe text after an update"
+        description="largest mean |logprob| gap of server and trainer on the probe text, "
+        "or 3 x the gap before the first step if that is more"
     )
     reward_valid_call: Annotated[Number, PartOf("grpo", "evaluation")] = Field(
         description="dense reward for valid calls; a correct answer gives 1.0, the dense rewards together less than 0.5"

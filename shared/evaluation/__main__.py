@@ -7,11 +7,10 @@ in FIRSTCALL_API_KEY); `--split val` or `--questions FILE` asks other questions 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from shared.cli.command_line import check_name, common_parser, resolve, run_main
-from shared.config.schema import ADDRESS
+from shared.config.schema import check_address
 from shared.errors import UserError
 from shared.evaluation.judges.verdicts import compare_verdicts
 from shared.evaluation.run import Endpoint, check_subject, chosen_questions, evaluate_subject
@@ -50,8 +49,8 @@ def main() -> None:
         compare_verdicts(args.verdicts, args.databases, args.testsuite)
         return
     config, run = resolve(args)
-    if args.endpoint and not re.fullmatch(ADDRESS, args.endpoint):
-        raise UserError(f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it.")
+    if args.endpoint:
+        check_address("--endpoint", args.endpoint)
     if args.endpoint and not args.tokenizer:
         raise UserError("--endpoint needs --tokenizer FOLDER: observations are cut in the model's own tokens.")
     name = args.name or (args.model.resolve().name if args.model else "endpoint")

@@ -20,12 +20,10 @@ from shared.processes.owned_process import OwnedProcess, free_port
 
 
 @contextlib.contextmanager
-def vllm_server(
-    model: Path, config: Config, folder: Path, *, served_as: str = "auto", **variables: str
-) -> Iterator[str]:
+def vllm_server(model: Path, config: Config, folder: Path, *, served_as: str = "auto") -> Iterator[str]:
     """Serve `model` on a free loopback port and yield the base URL (ends in /v1); `folder` gets its log and names it.
 
-    The server answers to the model name `served_as`, and `variables` are added to its environment.
+    The server answers to the model name `served_as`.
 
     Raises UserError with the log's last lines when the server does not come up or dies inside the block.
     """
@@ -34,7 +32,7 @@ def vllm_server(
         server_argv(model, config, port, served_as=served_as),
         name=f"vLLM ({folder.name})",
         log=folder / "vllm.log",
-        env=server_environment(config) | variables,
+        env=server_environment(config),
         health=f"http://127.0.0.1:{port}/health",
         start_timeout=config.vllm.start_timeout_seconds,
         grace=15,

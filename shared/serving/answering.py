@@ -12,7 +12,6 @@ import contextlib
 import json
 import math
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from shared.agent.chat_client import API_KEY, ChatClient
 from shared.agent.episode import run_episode
 from shared.agent.tools import Toolbox
 from shared.config.load import load_config
-from shared.config.schema import ADDRESS, Config
+from shared.config.schema import Config, check_address
 from shared.errors import UserError
 from shared.evaluation.run import Endpoint, check_subject
 from shared.models.folder import check_model_folder
@@ -158,10 +157,7 @@ def chosen(args: argparse.Namespace) -> tuple[Config, Path | Endpoint, Database]
     config = load_config(args.config, args.profile, [*kept, *args.overrides])
     subject: Path | Endpoint = model
     if args.endpoint:
-        if not re.fullmatch(ADDRESS, args.endpoint):
-            raise UserError(
-                f"--endpoint {args.endpoint!r} is not an address like http://127.0.0.1:8000/v1; correct it."
-            )
+        check_address("--endpoint", args.endpoint)
         subject = Endpoint(args.endpoint.rstrip("/"), model, args.served_name)
     database = Path(args.database)
     if not database.is_file():

@@ -1,8 +1,7 @@
-"""`python -m stage2_grpo budget`: the limits that the episodes of a run need, and the memory that the settings take.
+"""`python -m stage2_grpo budget`: the memory that the settings take, and the limits that the episodes of a run need.
 
 An episode is its first prompt, then turn after turn what the model writes (end-of-turn token included) and what comes
-back (observations and the template's markup around them). Recorded observations were cut to a limit; their calls are
-run again without one, so that a better limit can be chosen.
+back (observations and the template's markup around them).
 
 The traces of stage 1 are an expert's, and a policy that explores takes wrong turns. So the context gets room for two
 turns more than the longest expert needs, and a turn half as much again as the longest expert's.
@@ -10,28 +9,23 @@ turns more than the longest expert needs, and a turn half as much again as the l
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from shared.agent.prompts import prompts_of
-from shared.agent.tools import Toolbox
 from shared.cli.command_line import common_parser, resolve
 from shared.config.device import find_gpus
 from shared.config.load import load_config
-from shared.config.schema import AgentConfig, Config, SandboxConfig
+from shared.config.schema import AgentConfig, Config
 from shared.errors import UserError
 from shared.models.chat_template import ChatTemplate
 from shared.models.folder import check_model_folder
 from shared.models.shape import ModelShape, read_shape
 from shared.models.tokenizer import Tokenizer
-from shared.records import JsonlTail, Message, Question, ToolCall, read_questions
+from shared.records import JsonlTail, Message, read_questions
 from shared.runs.manifest import RunDirectory, question_file, read_manifest, read_started
-from shared.sql.database import Database
 from stage2_grpo.inputs import planned_model
 from stage2_grpo.preflight import memory
 from stage2_grpo.preflight.memory import GIB
@@ -39,57 +33,42 @@ from stage2_grpo.preflight.memory import GIB
 _DESCRIPTION = """Prints the memory that a run takes on a GPU, line by line, and what fits cards of 16 to 80 GB.
 Measures, with the model's tokenizer, the traces of stage 1 and the recorded episodes of a run, and derives the limits
 of prompts, episodes and rows. Ends with the --set lines to use; changes no setting."""
-LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.observation_tokens", "agent.context_tokens")
+LIMITS = ("agent.max_turns", "agent.max_turn_tokens", "agent.context_tokens")
 Limits = Mapping[str, int]
 """Settings that bound an episode, by their dotted names."""
-_NO_LIMIT = 100_000  # tokens of an observation
+_SHARE = 0.99  # of the episodes that the limits let run to their end
 _EXTRA_TURNS = 2
 _TURN_HEADROOM = 1.5
-_SMALLEST_OBSERVATION = 64  # tokens; an error message has to fit
 
 
 def main(arguments: Sequence[str]) -> None:
     """Compute the memory, measure the episodes if there are any, and print."""
     parser = common_parser("python -m stage2_grpo budget", _DESCRIPTION)
-    parser.add_argument(
-        "--model", type=Path, help="folder of tokenizer, template and sizes (default: what the settings name)"
-    )
-    parser.add_argument("--share", type=float, default=0.99, help="of the episodes that must run to their end (0.99)")
-    parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     args = parser.parse_args(arguments)
-    if not 0 < args.share <= 1:
-        raise UserError(f"--share is {args.share}; it must be above 0 and at most 1.")
     config, run = resolve(args)
     files = sources(run)
     if args.dry_run:
         named = ", ".join(map(str, files))
         print(f"would measure {named or f'the traces of {run.sft}, which are not there yet'}")
         return
-    model = args.model or planned_model(config, run)[0]
+    model, _ = planned_model(config, run)
     check_model_folder(model, "the measured model")
-    shape, lengths = read_shape(model), dict[str, Any]()
     if files:
-        lengths = measured_lengths(config, run, files, model, args.share)
-        changes = [f"{name}={value}" for name, value in lengths["set"].items()]
-        config = load_config(args.config, config.profile, [*args.overrides, *changes])
-    cards = {name: memory.fit(shape, config, gib) for name, gib in memory.CARDS.items()}
-    values = {"model": str(model), **lengths}
-    if args.json:
-        rows = [{"card": name, "fits": card.fits, **asdict(card)} for name, card in cards.items()]
-        print(json.dumps({**values, "cards": rows}, indent=2))
-        return
-    print("\n".join([*_memory_lines(shape, config, cards), *(_length_lines(values) if files else [])]))
-    if not files:
-        print(
-            f"\n{run.sft} holds no traces to measure, so the lengths are those of the settings; `python -m stage1_sft "
+        limits, lines = measured(config, run, files, model)
+    else:
+        limits = current(config)
+        lines = [
+            f"{run.sft} holds no traces to measure, so the lengths are those of the settings; `python -m stage1_sft "
             f"--traces-only --profile {config.profile} --run-name {run.path.name}` makes some (no training)."
-        )
+        ]
+    suggested = load_config(
+        args.config, config.profile, [*args.overrides, *(f"{name}={value}" for name, value in limits.items())]
+    )
+    print("\n".join([*_memory_lines(read_shape(model), suggested), "", *lines]))
 
 
-def measured_lengths(
-    config: Config, run: RunDirectory, files: Sequence[Path], model: Path, share: float
-) -> dict[str, Any]:
-    """What was measured in `files`, what does not fit now and with the suggested settings, and these.
+def measured(config: Config, run: RunDirectory, files: Sequence[Path], model: Path) -> tuple[dict[str, int], list[str]]:
+    """The limits for what was measured in `files`, and the lines that show it beside what does not fit.
 
     Raises UserError when stage 1 is still writing its traces, or no file holds an episode.
     """
@@ -101,30 +80,29 @@ def measured_lengths(
     questions = [one for split in ("train", "val", "test") for one in read_questions(question_file(run, split))]
     counter = Counter(model, config.agent)
     openings = [counter.opening(question.question) for question in questions]
-    episodes = list(measure(files, questions, counter, config.sandbox))
+    episodes = list(measure(files, counter))
     if not episodes:
         raise UserError(f"{', '.join(map(str, files))} hold no episode; run `python -m stage1_sft --traces-only`.")
-    limits = derive(episodes, openings, share)
+    now, limits = current(config), derive(episodes, openings, _SHARE)
     lengths = {
         "first prompt": openings,
         "answer of a turn": [answer for episode in episodes for answer in episode.answers],
-        "tool answer, without a limit": [length for episode in episodes for length in episode.uncut],
         "prompt growth from turn to turn": [growth for episode in episodes for growth in episode.growths],
-        "episode (last prompt and answer)": [episode.total(config.agent.observation_tokens) for episode in episodes],
+        "episode (last prompt and answer)": [episode.total for episode in episodes],
         "turns of an episode": [len(episode.answers) for episode in episodes],
     }
-    shares = {"median": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
-    return {
-        "episodes": len(episodes),
-        "questions": len(questions),
-        "measured": {
-            name: {at: quantile(values, share) for at, share in shares.items()} for name, values in lengths.items()
-        },
-        "overflow_now": overflow(episodes, openings, current(config)),
-        "overflow_suggested": overflow(episodes, openings, limits),
-        "now": current(config),
-        "set": limits,
-    }
+    lines = [f"measured {len(episodes)} episodes and the first prompts of {len(questions)} questions with {model}"]
+    lines += [f"{'tokens':<44}{'median':>8}{'95 %':>8}{'99 %':>8}{'most':>8}"]
+    for name, values in lengths.items():
+        lines += [f"{name:<44}" + "".join(f"{quantile(values, share):>8}" for share in (0.5, 0.95, 0.99, 1.0))]
+    lines += ["", f"{'does not fit':<44}{'settings now':>14}{'suggested':>14}"]
+    cut, left = (overflow(episodes, openings, each) for each in (now, limits))
+    lines += [f"{name:<44}{cut[name]:>14.1%}{left[name]:>14.1%}" for name in cut]
+    lines += ["", "suggested settings (now), for which the memory above is computed:"]
+    for name, value in limits.items():
+        was = f"({now[name]})" if now[name] != value else "(as it is)"
+        lines += [f"  --set {name}={value}".ljust(52) + was]
+    return limits, lines
 
 
 @dataclass(frozen=True)
@@ -134,13 +112,11 @@ class EpisodeLengths:
     first_prompt: int
     answers: tuple[int, ...]  # one per turn
     growths: tuple[int, ...]  # one fewer
-    observations: tuple[int, ...] = ()  # each tool answer as recorded
-    uncut: tuple[int, ...] = ()  # the same without a limit; as recorded where they could not be run again
 
-    def total(self, observation_tokens: int = _NO_LIMIT) -> int:
-        """The context that the episode needs with observations cut to so many tokens."""
-        observed = sum(min(uncut, observation_tokens) for uncut in self.uncut) - sum(self.observations)
-        return self.first_prompt + sum(self.answers) + sum(self.growths) + observed
+    @property
+    def total(self) -> int:
+        """The context that the episode needs."""
+        return self.first_prompt + sum(self.answers) + sum(self.growths)
 
 
 class Counter:
@@ -171,36 +147,15 @@ class Counter:
         return counts
 
 
-def measure(
-    files: Iterable[Path], questions: Iterable[Question], counter: Counter, sandbox: SandboxConfig
-) -> Iterator[EpisodeLengths]:
-    """The lengths of all episodes in traces and recordings, with their observations run again without a limit."""
-    databases = {question.id: question.database for question in questions}
-    unlimited = counter.agent.model_copy(update={"observation_tokens": _NO_LIMIT})
-
-    @cache
-    def opened(database: str) -> Database:
-        return Database(database, sandbox)
-
-    @cache
-    def uncut(database: str, name: str, arguments: str) -> int:
-        toolbox = Toolbox(opened(database), counter.tokenizer, unlimited)  # a fresh one has seen no call before
-        return counter.tokenizer.count(toolbox.run(ToolCall(name, json.loads(arguments))).text)
-
+def measure(files: Iterable[Path], counter: Counter) -> Iterator[EpisodeLengths]:
+    """The lengths of all episodes in traces and recordings."""
     for row in (row for file in files for row in JsonlTail(file).new_rows()):
-        messages: list[Message] = row["messages"]
-        counts = counter.prompts_and_answers(messages)
-        if not counts:
-            continue
-        prompts, answers = zip(*counts, strict=True)
-        growths = tuple(after - before - answer for (before, answer), after in zip(counts, prompts[1:], strict=False))
-        observed = tuple(counter.tokenizer.count(m["content"]) for m in messages if m["role"] == "tool")
-        calls = [call["function"] for message in messages for call in message.get("tool_calls") or ()]
-        database = databases.get(row.get("id") or row["question_id"])
-        whole = observed
-        if database and len(calls) == len(observed):
-            whole = tuple(uncut(database, call["name"], call["arguments"]) for call in calls)
-        yield EpisodeLengths(prompts[0], answers, growths, observed, whole)
+        if counts := counter.prompts_and_answers(row["messages"]):
+            prompts, answers = zip(*counts, strict=True)
+            growths = tuple(
+                after - before - answer for (before, answer), after in zip(counts, prompts[1:], strict=False)
+            )
+            yield EpisodeLengths(prompts[0], answers, growths)
 
 
 def derive(episodes: Sequence[EpisodeLengths], openings: Sequence[int], share: float) -> dict[str, int]:
@@ -209,21 +164,12 @@ def derive(episodes: Sequence[EpisodeLengths], openings: Sequence[int], share: f
     `openings` are the first-prompt tokens of all questions of the run: none of them may be too long.
     """
     answers = [answer for episode in episodes for answer in episode.answers]
-    observation = _up(
-        max(_SMALLEST_OBSERVATION, quantile([u for episode in episodes for u in episode.uncut], share)), 16
-    )
-    answer = _up(_TURN_HEADROOM * quantile([max(episode.answers) for episode in episodes], share))
     growth = quantile([growth for episode in episodes for growth in episode.growths], share)
-    needed = quantile([episode.total(observation) for episode in episodes], share)
+    answer = _up(_TURN_HEADROOM * quantile([max(episode.answers) for episode in episodes], share))
+    needed = quantile([episode.total for episode in episodes], share)
     more = _EXTRA_TURNS * (quantile(answers, share) + growth)
-    context = _up(max(needed + more, max(openings) + answer + observation))
-    values = (
-        quantile([len(episode.answers) for episode in episodes], share) + _EXTRA_TURNS,
-        answer,
-        observation,
-        context,
-    )
-    return dict(zip(LIMITS, values, strict=True))
+    turns = quantile([len(episode.answers) for episode in episodes], share) + _EXTRA_TURNS
+    return dict(zip(LIMITS, (turns, answer, _up(max(needed + more, max(openings) + answer + growth))), strict=True))
 
 
 def current(config: Config) -> dict[str, int]:
@@ -232,18 +178,17 @@ def current(config: Config) -> dict[str, int]:
 
 
 def overflow(episodes: Sequence[EpisodeLengths], openings: Sequence[int], limits: Limits) -> dict[str, float]:
-    """Shares (0 to 1) of questions, episodes and tool answers that do not fit; observations count as cut."""
-    turns, turn, observation, context = (limits[name] for name in LIMITS)
+    """Shares (0 to 1) of questions and episodes that do not fit."""
+    turns, turn, context = (limits[name] for name in LIMITS)
     faults = {
         "episodes: more turns than agent.max_turns": [len(episode.answers) > turns for episode in episodes],
         "episodes: a turn is cut": [max(episode.answers) > turn for episode in episodes],
-        "episodes: end at the context limit": [episode.total(observation) > context for episode in episodes],
+        "episodes: end at the context limit": [episode.total > context for episode in episodes],
     }
     shares = {
         "questions: first prompt too long, dropped": [opening >= context for opening in openings],
         **faults,
         "episodes: any of these three": [any(row) for row in zip(*faults.values(), strict=True)],
-        "tool answers: shortened": [length > observation for episode in episodes for length in episode.uncut],
     }
     return {name: sum(flags) / max(1, len(flags)) for name, flags in shares.items()}
 
@@ -253,9 +198,9 @@ def quantile(values: Sequence[int], share: float) -> int:
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)] if values else 0
 
 
-def _up(value: float, step: int = 32) -> int:
-    """The next multiple of `step`."""
-    return step * math.ceil(value / step)
+def _up(value: float) -> int:
+    """The next multiple of 32."""
+    return 32 * math.ceil(value / 32)
 
 
 def sources(run: RunDirectory) -> list[Path]:
@@ -265,8 +210,9 @@ def sources(run: RunDirectory) -> list[Path]:
     return [file for file in files if file.exists() and file.stat().st_size]
 
 
-def _memory_lines(shape: ModelShape, config: Config, cards: Mapping[int, memory.Fit]) -> Iterator[str]:
+def _memory_lines(shape: ModelShape, config: Config) -> Iterator[str]:
     sizes = [gpu.gib for gpu in find_gpus() if gpu.gib]
+    cards = {name: memory.fit(shape, config, gib) for name, gib in memory.CARDS.items()}
     shown = memory.fit(shape, config, min(sizes)) if sizes else cards[memory.MADE_FOR[config.profile]]
     yield f"{shape.parameters / 1e6:.0f} M weights, profile {config.profile}; computed, not measured"
     if config.device == "gpu":
@@ -287,18 +233,3 @@ def _memory_lines(shape: ModelShape, config: Config, cards: Mapping[int, memory.
     run = memory.run_bytes(shape, config) / GIB
     yield f"a checkpoint takes {memory.checkpoint_bytes(shape, config) / GIB:.2f} GiB, the run {run:.2f} GiB of disk"
     yield f"main memory: about {memory.main_memory(shape, config) / GIB:.0f} GiB"
-
-
-def _length_lines(values: Mapping[str, Any]) -> Iterator[str]:
-    asked = f"the first prompts of {values['questions']} questions with {values['model']}"
-    yield f"\nmeasured {values['episodes']} episodes and {asked}"
-    yield f"{'tokens':<44}{'median':>8}{'95 %':>8}{'99 %':>8}{'most':>8}"
-    for name, row in values["measured"].items():
-        yield f"{name:<44}" + "".join(f"{value:>8}" for value in row.values())
-    yield f"\n{'does not fit':<44}{'settings now':>14}{'suggested':>14}"
-    for name, share in values["overflow_now"].items():
-        yield f"{name:<44}{share:>14.1%}{values['overflow_suggested'][name]:>14.1%}"
-    yield "\nsuggested settings (now), for which the memory above is computed:"
-    for name, value in values["set"].items():
-        now = values["now"][name]
-        yield f"  --set {name}={value}".ljust(52) + (f"({now})" if now != value else "(as it is)")

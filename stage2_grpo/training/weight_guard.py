@@ -2,8 +2,10 @@
 
 In some LoRA modes VERL 0.8.0 silently keeps sampling the start model (see verl_config.py). So around each training step
 the server and the trainer are asked for the log-probabilities of one fixed probe text. The server's must have changed
-with the update and must equal the trainer's within grpo.sync_tolerance, and the update must survive the rounding of the
-weights, or the run stops. A policy whose log-probabilities are no longer finite stops it too, before it is saved.
+with the update and must equal the trainer's within the tolerance, and the update must survive the rounding of the
+weights, or the run stops. The tolerance is grpo.sync_tolerance, or three times the gap before the first step where that
+is more: kernels of server and trainer differ by so much with equal weights. A policy whose log-probabilities are no
+longer finite stops the run too, before it is saved.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ TRAINER_MOVED = "guard/trainer_moved"
 SERVER_MOVED = "guard/server_moved"
 ARRIVED = "guard/arrived_share"
 _GREEDY_TOKENS = 32
+_GAPS = 3.0  # times the gap of equal weights that is still no other policy
+_LARGEST_START_GAP = 0.3  # nats per token that kernels alone may explain; random weights are several away
 _ARRIVED_TOLERANCE = 0.5  # rounding to nearest delivers 5 to 15 % of a small update; chance alone stays within 5 %
 
 
@@ -56,7 +60,9 @@ class WeightGuard:
         self._last: tuple[Any, list[Any]] | None = None
 
     def before_step(self) -> None:
-        self._last = self._last or self._measure()
+        if self._last is None:
+            self._last = trainer, servers = self._measure()
+            self._tolerance = tolerance_for(max(_distance(trainer, server) for server in servers), self._tolerance)
 
     def after_step(self) -> dict[str, float]:
         """The guard's figures (nats per token); raises WeightsOutOfSync."""
@@ -152,6 +158,14 @@ def judge(step: int, figures: Mapping[str, float], tolerance: float) -> None:
             f"{where} {figures[GAP]:.4f} nats per token away from the trainer's (grpo.sync_tolerance is {tolerance}): "
             f"{advice}"
         )
+
+
+def tolerance_for(start_gap: float, tolerance: float) -> float:
+    """The tolerance (nats per token) of a run that begins with this gap between server and trainer.
+
+    A gap that kernels alone do not explain widens nothing: the server has other weights.
+    """
+    return max(tolerance, _GAPS * start_gap) if start_gap <= _LARGEST_START_GAP else tolerance
 
 
 def _distance(one: Any, other: Any) -> float:

@@ -3,8 +3,8 @@
     python tests/bench/sft_throughput.py [--model FOLDER] [--batch 4] [--steps 3]
 
 Sequences are random tokens shaped like the traces of the CPU profile: a common beginning, then turns of which a third
-is trained. `plain` is what a trainer does by default: padded batch, PyTorch's attention, logits at every position,
-PEFT's casts. Tokens per second count every token of the sequences, shared or not. Needs a quiet machine.
+is trained. `plain` is what a trainer does by default: padded batch, logits at every position, PEFT's casts. Tokens
+per second count every token of the sequences, shared or not. Needs a quiet machine.
 """
 
 from __future__ import annotations
@@ -41,10 +41,9 @@ def main() -> None:
     config = load_config(ROOT / "pipeline.yaml", "cpu")
     base = resolve(args.model, ROOT / "runs" / MODEL_CACHE)
     ids, labels, tokens = batch(args.batch)
-    for name, attention in [("plain", "sdpa"), ("stage", None)]:
+    for name, loss in [("plain", plain_loss), ("stage", adapter_loss)]:
         if args.only in (None, name):
-            model = load_model(base, config, attention)
-            loss = adapter_loss if name == "stage" else plain_loss
+            model = load_model(base, config)
             seconds = measure(lambda model=model, loss=loss: loss(model, ids, labels).backward(), args.steps)
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
             print(

@@ -14,10 +14,12 @@ import pytest
 from data.paraphrase import JOURNAL, paraphrase
 from data.synthesis import command
 from shared.errors import UserError
+from shared.processes.vllm_server import vllm_server
 from shared.records import JsonlTail, Question
 from shared.sql.database import Database
 from tests.data.conftest import ROOT, settings
 from tests.scripted_server import Reply, answer, scripted_server
+from tests.tiny_model import save_tiny_model
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ def test_a_refused_key_stops_and_what_was_paid_is_not_paid_again(
 
 def test_an_address_that_is_none_is_refused_before_any_work(pets: Database, tmp_path: Path) -> None:
     arguments = ["--database", str(pets.path), "--out", str(tmp_path / "made"), "--paraphrase", "my-endpoint"]
-    with pytest.raises(UserError, match="--paraphrase 'my-endpoint' is no address; write one like http://"):
+    with pytest.raises(UserError, match="--paraphrase 'my-endpoint' is not an address like http://"):
         command.main(arguments)
     assert not (tmp_path / "made").exists()
 
@@ -164,3 +166,19 @@ def test_a_killed_command_goes_on_and_pays_for_nothing_twice(tmp_path: Path) -> 
     assert len(seen) - len(kept) <= 2 * 2  # under way at the two kills
     assert "0 of 12 questions accepted, 12 refused (other result 12); 24 requests" in printed
     assert (tmp_path / "made" / "dev.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("servers")
+def test_a_model_that_we_serve_ourselves_is_asked_once_and_its_nonsense_refused(pets: Database, tmp_path: Path) -> None:
+    config = settings("agent.context_tokens=4096")
+    questions, journal = asked(pets, "How many pets are there?", "Count the pets."), tmp_path / JOURNAL
+    with vllm_server(save_tiny_model(tmp_path / "model"), config, tmp_path / "served") as url:
+        reworded, line = paraphrase(questions, pets, config, url, journal)
+    rows = JsonlTail(journal).new_rows()
+    assert reworded == questions  # the model is untrained
+    assert "0 of 2 questions accepted, 2 refused" in line
+    assert f"{len(rows)} requests" in line
+    assert 2 <= len(rows) <= 4
+    assert all(row["prompt_tokens"] > 20 and row["completion_tokens"] > 0 for row in rows)
+    assert paraphrase(questions, pets, config, url, journal) == (reworded, line)  # the server is gone

@@ -95,6 +95,7 @@ def test_without_a_cluster_everything_stays_on_loopback(tmp_path: Path) -> None:
     environment = trainer_environment(load_config(PIPELINE, "gpu"), tmp_path, "key")
     assert environment["PYTHONPATH"].split(":")[0] == str(PIPELINE.parent)
     assert environment["VLLM_HOST_IP"] == environment["MASTER_ADDR"] == "127.0.0.1"
+    assert environment["NCCL_SOCKET_IFNAME"] == environment["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_a_ray_address_that_cannot_be_reached_is_named() -> None:

@@ -104,6 +104,20 @@ def test_tables_are_called_in_words(name: str, one: str, many: str) -> None:
     assert words.table_words(name, []) == (one, many)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("settlement_date_str", "settlement date"),
+        ("lastname", "last name"),
+        ("bulgarian_commander", "Bulgarian commander"),
+        ("OpenOnSunday", "open on Sunday"),
+        ("str", "str"),
+    ],
+)
+def test_columns_are_called_in_words(name: str, said: str) -> None:
+    assert words.spoken(words.tokens(name)) == said
+
+
 def test_names_in_any_script_are_understood(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "shop.sqlite")) as connection, connection:
         connection.execute('CREATE TABLE "商品" ("#" INTEGER, "名前" TEXT, "%" REAL)')

@@ -119,10 +119,10 @@ def test_spiders_comparison(gold: Rows, prediction: Rows, ordered: bool, same: b
 def test_many_interchangeable_columns_do_not_hold_up_a_comparison() -> None:
     rows = tuple(tuple((i >> j) & 1 for j in range(12)) for i in range(4096))
     other = (*rows[1:], rows[1])
-    start = time.monotonic()
+    start = time.process_time()
     assert spider_match(rows, tuple(row[::-1] for row in rows), ordered=False)
     assert not spider_match(rows, other, ordered=False)
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
 
 
 @pytest.mark.parametrize(

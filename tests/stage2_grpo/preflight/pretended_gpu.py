@@ -47,7 +47,7 @@ int nvmlDeviceGetMemoryInfo(void *handle, unsigned long long *memory) {
 _NVIDIA_SMI = """#!/bin/sh
 for i in $(seq 0 $((PRETENDED_GPUS - 1))); do
     major=$((PRETENDED_CAPABILITY / 10)) minor=$((PRETENDED_CAPABILITY % 10))
-    echo "$i, GPU-$i, Pretended, 81920, 81000, 580.65.06, $major.$minor"
+    echo "$i, Pretended, 81920, 81000, 580.65.06, $major.$minor, Default"
 done
 """
 
@@ -128,10 +128,30 @@ def plans(model: Path) -> list[dict[str, Any]]:
     from vllm.platforms import cuda
 
     vllm.platforms._current_platform = cuda.CudaPlatform()
-    return [_plan(model, capability, count) for capability in CAPABILITIES for count in COUNTS]
+    return [
+        _plan(model, profile, capability, count)
+        for profile in ("gpu", "gpu24")
+        for capability in CAPABILITIES
+        for count in COUNTS
+    ]
 
 
-def _plan(model: Path, capability: int, count: int) -> dict[str, Any]:
+def needs() -> dict[str, Any]:
+    """What VERL and vLLM ask of a machine that `shared/cli/machine.py` checks for them."""
+    sys.modules["vllm._C_stable_libtorch"] = types.ModuleType("vllm._C_stable_libtorch")  # not in the CPU wheel
+    from verl.single_controller.ray.base import ResourcePoolManager
+    from vllm.platforms.cuda import CudaPlatform
+
+    os.environ["CUDA_VISIBLE_DEVICES"] = "GPU-8932f937"
+    reads_uuids = True
+    try:
+        CudaPlatform.device_id_to_physical_device_id(0)
+    except ValueError:
+        reads_uuids = False
+    return {"cores": ResourcePoolManager({"gpus": [8]}, {}).max_colocate_count, "reads uuids": reads_uuids}
+
+
+def _plan(model: Path, profile: str, capability: int, count: int) -> dict[str, Any]:
     import torch
     from omegaconf import OmegaConf
     from verl.utils.config import omega_conf_to_dataclass, validate_config
@@ -149,10 +169,10 @@ def _plan(model: Path, capability: int, count: int) -> dict[str, Any]:
     os.environ |= {"PRETENDED_CAPABILITY": str(capability), "PRETENDED_GPUS": str(count)}
     cuda.CudaPlatform.get_device_capability.cache_clear()
     parallel = max(1, count // 4)
-    config = load_config(PIPELINE, "gpu", [f"grpo.gpus_per_node={count}", f"vllm.tensor_parallel={parallel}"])
+    config = load_config(PIPELINE, profile, [f"grpo.gpus_per_node={count}", f"vllm.tensor_parallel={parallel}"])
     machine_says = ""
     try:
-        machine.check("gpu", machine.look(), machine.Needs("gpu", count))
+        machine.check("gpu", machine.look(), machine.needs_of(config))
     except UserError as problem:
         machine_says = str(problem)
     parser = make_arg_parser(FlexibleArgumentParser())
@@ -168,6 +188,7 @@ def _plan(model: Path, capability: int, count: int) -> dict[str, Any]:
     ]
     rolled = parser.parse_args([str(word) for pair in words for word in pair])
     return {
+        "profile": profile,
         "capability": capability,
         "gpus": torch.cuda.device_count(),
         "machine": machine_says,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from shared.cli import machine
 from shared.cli.machine import Machine
 from shared.config.device import Gpu
+from shared.config.load import load_config
 from shared.errors import UserError
 from shared.models.folder import TEMPLATE_FILE
 from shared.records import write_jsonl
@@ -116,7 +116,7 @@ FAULTS: dict[str, tuple[Callable[[Case], object], str, str]] = {
         "warning", "6.5 GiB are needed while vLLM generates .*out of memory.*; lower vllm.gpu_memory_utilization"),
     "a small disk": (lambda case: checks.check_disk(case, 1000), "error", "2 checkpoints"),
     "little memory": (
-        lambda case: doctor.check_machine(
+        lambda case: checks.check_machine(
             "memory", dataclasses.replace(case, machine=dataclasses.replace(case.machine, free_gib=0.9))),
         "warning", "0.9 GiB"),
     "an adapter": (lambda case: checks.check_checkpoint(an_adapter(case)), "error", "LoRA adapter"),
@@ -189,23 +189,37 @@ def test_a_planted_fault_is_found(fault: str, case: Case) -> None:
 
 
 def test_a_healthy_case_passes_every_check(case: Case) -> None:
-    chosen = doctor.QUICK | {"rewards": checks.check_rewards}
-    findings = [*doctor.examine(case, chosen)]
+    chosen = checks.QUICK | {"rewards": checks.check_rewards}
+    findings = [*checks.examine(case, chosen)]
     here = ("packages", "memory", "disk")  # of the machine that runs the test
     assert [f.what for f in findings if f.severity != "ok" and f.check not in here] == []
-    of_gpus = {*doctor.machine.CHECKS, "gpu memory"} - {"memory", "libnuma"}
+    of_gpus = {*machine.CHECKS, "gpu memory"} - {"memory", "libnuma"}
     assert {finding.check for finding in findings} == chosen.keys() - of_gpus
 
 
-def test_a_finding_says_how_long_it_took() -> None:
-    (slow,) = found("slow", lambda: time.sleep(0.2) or "well")
-    assert slow.seconds >= 0.2
-    assert str(dataclasses.replace(slow, seconds=61.4)) == "ok       slow         well [61 s]"
-    assert str(Finding("quick", "ok", "well")) == "ok       quick        well"
+@pytest.mark.parametrize(("profile", "gib"), [("gpu", 80.0), ("gpu24", 22.5)])
+def test_the_reference_settings_give_no_warning(profile: str, gib: float, case: Case) -> None:
+    defaults = load_config(checkpoint_folder.ROOT / "pipeline.yaml", profile)
+    card = dataclasses.replace(CARD, gib=gib, free_gib=gib)
+    well = Machine((card,), True, cores=4, free_gib=100.0, shared_gib=0.06, compiler=True, python_header=True)
+    questions = tuple(
+        dataclasses.replace(question, id=f"{question.id}-{i}") for question in case.train for i in range(8)
+    )
+    reference = dataclasses.replace(case, config=defaults, machine=well, train=questions)
+    here = ("packages", "disk")  # of the machine that runs the test
+    findings = [*checks.examine(reference, {n: c for n, c in checks.QUICK.items() if n not in here})]
+    assert [finding.what for finding in findings if finding.severity != "ok"] == []
+    assert {"gpu", "gpu memory", "memory", "batches", "context"} <= {finding.check for finding in findings}
+
+
+def test_a_finding_is_printed_with_its_lines_below_each_other() -> None:
+    first, second = str(Finding("shared memory", "warning", "too small " * 12)).splitlines()
+    assert first.startswith("warning  shared memory too small")
+    assert second == " " * 23 + "small too small too small"
 
 
 def test_damaged_weights_are_reported_once(case: Case) -> None:
-    findings = doctor.examine(without_weights_tail(case), doctor.QUICK)
+    findings = checks.examine(without_weights_tail(case), checks.QUICK)
     assert [finding.check for finding in findings if "is damaged" in finding.what] == ["checkpoint"]
 
 
@@ -233,15 +247,14 @@ def _made(folder: Path) -> Path:
 
 def test_the_worst_finding_decides_the_exit_code(case: Case, capsys: pytest.CaptureFixture[str]) -> None:
     line = options(case)
-    codes = [
-        doctor.main(["--quick", "--json", *line, "--set", change])
-        for change in ("grpo.epochs=1", "grpo.save_every=9", "grpo.mini_batch_size=3")
-    ]
-    reports = [json.loads(text + "}") for text in capsys.readouterr().out.split("\n}\n") if text.strip()]
-    severities = [{row["check"]: row["severity"] for row in report["findings"]} for report in reports]
-    assert [checks["batches"] for checks in severities] == ["ok", "warning", "error"]
-    expected = {"ok": 0, "warning": 3, "error": 2}
-    assert codes == [expected[report["worst"]] for report in reports]
+    codes, printed = [], []
+    for change in ("grpo.epochs=1", "grpo.save_every=9", "grpo.mini_batch_size=3"):
+        codes.append(doctor.main(["--quick", *line, "--set", change]))
+        printed.append(capsys.readouterr().out)
+    batches = [re.findall(r"^(\w+) +batches ", text, re.MULTILINE) for text in printed]
+    assert batches == [["ok"], ["warning"], ["error"]]
+    worst = [re.findall(r"\d+ findings, worst: (\w+)\n$", text)[0] for text in printed]
+    assert codes == [{"ok": 0, "warning": 3, "error": 2}[severity] for severity in worst]
     assert codes[2] == 2
 
 
@@ -266,19 +279,16 @@ def test_the_checkpoint_of_another_run_or_model_is_not_examined(
     monkeypatch.delenv("SFT_MODEL_PATH", raising=False)
     finish_stage(case.run.sft, "x", seconds=1, outputs={"model": str(case.model)}, model_setting="smollm2-135m")
     base = checkpoint_folder.checkpoint(case.run.path.parent / "base")
-    line = [*options(case), "--set", "grpo.model=null", "--json", "--quick"]
+    line = [*options(case), "--set", "grpo.model=null", "--quick"]
     examined = []
     for more in ([], ["--set", "model=Some/Model"], ["--set", f"model={base}"], ["--run-name", "new"]):
         doctor.main([*line, *more])
-        report = json.loads(capsys.readouterr().out)
-        what = {row["check"]: row["what"] for row in report["findings"]}
-        examined.append((report["model"], "yet" in what["checkpoint"], "disk" in what, "context" in what))
-    assert examined == [
-        (str(case.model), False, True, True),
-        (None, True, False, False),
-        (str(base), True, True, False),
-        (None, True, False, False),
-    ]
+        printed = capsys.readouterr().out
+        names = re.findall(r"^(?:ok|warning|error) +([a-z ]+?)  ", printed, re.MULTILINE)
+        examined.append(("yet" in printed, "disk" in names, "context" in names))
+        named = re.findall(r"model name (\S+);", " ".join(printed.split()))
+        assert named == ([] if len(more) and more[1] != f"model={base}" else [str(base if more else case.model)])
+    assert examined == [(False, True, True), (True, False, False), (True, True, False), (True, False, False)]
 
 
 def test_a_run_is_stopped_by_an_error_and_not_by_a_warning(case: Case, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from shared.cli import machine
 from shared.config.load import load_config
 from stage2_grpo.services import trainer_environment
 from tests.stage2_grpo.checkpoints.checkpoint_folder import checkpoint
@@ -48,6 +49,11 @@ def test_the_worker_hook_touches_no_cuda_before_its_gpu_is_chosen(tmp_path: Path
 
 
 @pytest.mark.slow
+def test_the_machine_checks_ask_for_what_verl_and_vllm_need(tmp_path: Path) -> None:
+    assert run("needs", **pretend(tmp_path)) == {"cores": machine.CORES_PER_GPU, "reads uuids": False}
+
+
+@pytest.mark.slow
 def test_stage_1_sees_one_of_eight_gpus(tmp_path: Path) -> None:
     environment = pretend(tmp_path) | {"PRETENDED_GPUS": "8", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     assert run("stage1", tmp_path / "run", **environment) == {"seen": 1, "bf16": True}
@@ -57,7 +63,9 @@ def test_stage_1_sees_one_of_eight_gpus(tmp_path: Path) -> None:
 def test_each_capability_and_number_of_gpus_gets_a_plan_that_vllm_and_verl_accept(tmp_path: Path) -> None:
     environment = pretend(tmp_path) | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     plans = run("plans", checkpoint(tmp_path / "model"), **environment)
-    assert [(plan["capability"], plan["gpus"]) for plan in plans] == [(a, n) for a in CAPABILITIES for n in COUNTS]
+    assert [(plan["profile"], plan["capability"], plan["gpus"]) for plan in plans] == [
+        (profile, capability, count) for profile in ("gpu", "gpu24") for capability in CAPABILITIES for count in COUNTS
+    ]
     for plan in plans:
         has_bfloat16, blackwell = plan["capability"] >= 80, plan["capability"] // 10 == 10
         assert plan["bfloat16"] is has_bfloat16

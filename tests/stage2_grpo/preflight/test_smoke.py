@@ -1,4 +1,4 @@
-"""The smoke test as far as a machine without a GPU can tell, and which value of grpo.concurrency is suggested."""
+"""The smoke test as far as a machine without a GPU can tell."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import pytest
 
 from shared.config.load import load_config
 from shared.errors import UserError
-from shared.runs.manifest import finish_stage
-from stage2_grpo.preflight import concurrency, smoke
-from stage2_grpo.preflight.concurrency import suggested
-from tests.stage2_grpo.checkpoints.checkpoint_folder import checkpoint
+from stage2_grpo.preflight import smoke
 from tests.tiny_model import save_tiny_model
 
 PIPELINE = Path(__file__).resolve().parents[3] / "pipeline.yaml"
@@ -58,22 +55,3 @@ def test_the_phases_run_on_a_cpu_with_a_tiny_model_until_one_fails(tmp_path: Pat
     assert re.findall(r"^\w+: status (\d+)", report, re.MULTILINE) == ["0", "0", "2"]
     assert "grpo.agent" in report
     assert (tmp_path / "tried" / "sft" / "manifest.json").exists()
-
-
-def test_concurrency_is_not_measured_with_the_checkpoint_of_another_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SFT_MODEL_PATH", raising=False)
-    other = checkpoint(tmp_path / "runs" / "other" / "sft" / "merged")
-    finish_stage(other.parent, "x", seconds=1, outputs={"model": str(other)}, model_setting="smollm2-135m")
-    base = checkpoint(tmp_path / "base")
-    line = ["--config", str(PIPELINE), "--profile", "cpu", "--dry-run", "--set", f"runs_dir={tmp_path / 'runs'}"]
-    with pytest.raises(UserError, match=r"new/sft holds no checkpoint of .*base yet, and an untrained model"):
-        concurrency.main([*line, "--run-name", "new", "--set", f"model={base}"])
-
-
-def test_the_smallest_value_that_is_nearly_as_fast_as_the_fastest_is_suggested() -> None:
-    seconds = {1: 100.0, 2: 60.0, 4: 50.5, 8: 50.0, 16: 55.0}
-    rows = [{"in flight": at, "tokens/s": 2000 / took} for at, took in seconds.items()]
-    assert suggested(rows) == 4
-    assert suggested([*rows, {"in flight": 32, "tokens/s": 1000 / 30}]) == 4  # lost episodes are no speed

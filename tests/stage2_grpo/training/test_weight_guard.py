@@ -9,6 +9,7 @@ from stage2_grpo.training.weight_guard import (
     PolicyNotFinite,
     WeightsOutOfSync,
     judge,
+    tolerance_for,
 )
 
 
@@ -18,6 +19,14 @@ def figures(gap: float, trainer_moved: float, server_moved: float) -> dict[str, 
 
 def test_a_server_that_follows_the_trainer_passes() -> None:
     judge(3, figures(0.02, 0.01, 0.012), tolerance=0.08)
+
+
+def test_kernels_that_differ_from_the_start_widen_the_tolerance_and_other_weights_do_not() -> None:
+    assert tolerance_for(0.02, 0.08) == 0.08
+    assert tolerance_for(0.05, 0.08) == pytest.approx(0.15)
+    assert tolerance_for(0.1, 0.08) == pytest.approx(0.3)
+    assert tolerance_for(2.0, 0.08) == 0.08
+    assert tolerance_for(float("nan"), 0.08) == 0.08
 
 
 def test_an_update_without_any_gradient_passes() -> None:
