@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from shared.agent.prompts import prompts_of
+from shared.cli.command_line import check_name
 from shared.config.load import load_config
 from shared.config.schema import Config
 from shared.errors import UserError
@@ -14,9 +15,8 @@ from shared.models.folder import check_model_folder, publish
 from shared.models.tokenizer import Tokenizer
 from shared.packaging.hub import check_target, push
 from shared.packaging.model_card import model_card
-from shared.runs.manifest import read_object
 from shared.runs.output_paths import refuse_overwriting
-from shared.serving.answering import newest_model
+from shared.serving.answering import newest_model, trained_with
 
 _PROBES = (
     "How many customers are there?",
@@ -35,9 +35,12 @@ TEMPLATE \"\"\"{template}\"\"\"
 def package(args: argparse.Namespace) -> None:
     """Do what the command line names."""
     config = load_config(args.config, args.profile, args.overrides)
-    model = args.model or newest_model(Path(config.runs_dir).resolve())
+    if args.run_name:
+        check_name("--run-name", args.run_name)
+    model = args.model or newest_model(Path(config.runs_dir).resolve(), args.run_name or "*")
     if model is None:
-        raise UserError(f"{config.runs_dir} holds no trained model; run the pipeline first, or give --model FOLDER.")
+        where = Path(config.runs_dir) / (args.run_name or "")
+        raise UserError(f"{where} holds no trained model; run the pipeline first, or give --model FOLDER.")
     check_model_folder(model, "the model")
     if args.to == "hub":
         repo, card = check_target(args.repo), model_card(model)
@@ -55,18 +58,18 @@ def package(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(f"model {model}\nwrites {target}: {', '.join(names.values())}, Modelfile, README.md")
         return
-    make_files(config, model, target, names)
+    make_files(trained_with(model, args), model, target, names)
 
 
 def make_files(config: Config, model: Path, target: Path, names: dict[str, str]) -> None:
     """Fill `target`: one GGUF file per precision, verified against the checkpoint, a Modelfile and the model card.
 
-    Raises UserError, and leaves an older package in its place, when a file's greedy tokens are not the checkpoint's.
+    `config` holds the settings that the model was trained with. Raises UserError, and leaves an older package in its
+    place, when a file's greedy tokens are not the checkpoint's.
     """
     from shared.packaging.gguf_file import LEAST_AGREEMENT, agreement, greedy_tokens, write_gguf
 
     card = model_card(model)
-    recorded = read_object(model.resolve().parent.parent / "config.json").get("agent") or {}
     prompts = _probe_prompts(config, model)
     with publish(target) as partial:
         written = greedy_tokens(model, prompts)
@@ -85,8 +88,7 @@ def make_files(config: Config, model: Path, target: Path, names: dict[str, str])
                     f"{LEAST_AGREEMENT[precision]:.0%} are demanded), so it is not kept; use the checkpoint itself."
                 )
         template = (Path(__file__).parent / "ollama.gotmpl").read_text(encoding="utf-8").rstrip("\n") + "\n"
-        context = recorded.get("context_tokens", config.agent.context_tokens)
-        text = _MODELFILE.format(weights=names["q8_0"], context=context, template=template)
+        text = _MODELFILE.format(weights=names["q8_0"], context=config.agent.context_tokens, template=template)
         (partial / "Modelfile").write_text(text, encoding="utf-8")
         listed = "\n".join(f"- {figure}" for figure in figures)
         (partial / "README.md").write_text(f"{card}\n## GGUF files\n\n{listed}\n", encoding="utf-8")

@@ -25,11 +25,6 @@ ARCHITECTURES = {"LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA, "Qwen2ForCausalLM": 
 FILE_TYPES = {"f16": gguf.LlamaFileType.MOSTLY_F16, "q8_0": gguf.LlamaFileType.MOSTLY_Q8_0}
 _TYPES = {"f16": gguf.GGMLQuantizationType.F16, "q8_0": gguf.GGMLQuantizationType.Q8_0}
 LEAST_AGREEMENT = {"f16": 0.98, "q8_0": 0.9}  # share of the checkpoint's greedy tokens; half precision decides ties
-_SPLITTERS = {  # how a tokenizer splits text before the merges: llama.cpp's name for it
-    ("ByteLevel",): "gpt-2",
-    ("Digits", "ByteLevel"): "smollm",
-    ("Split", "ByteLevel"): "qwen2",
-}
 
 
 def write_gguf(model: Path, target: Path, precision: str) -> None:
@@ -105,9 +100,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, model: Path, size: int) -> None:
     tokenizer: dict[str, Any] = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))
     parts = tokenizer["pre_tokenizer"] or {}
     parts = parts.get("pretokenizers") or [parts]
-    splitter = _SPLITTERS.get(tuple(part.get("type") for part in parts))
-    foreign = splitter == "qwen2" and parts[0]["pattern"].get("Regex") != PRETOKENIZE_REGEX
-    if tokenizer["model"]["type"] != "BPE" or splitter is None or foreign:
+    splitter = _splitter(parts)
+    if tokenizer["model"]["type"] != "BPE" or splitter is None:
         raise UserError(
             f"{model} splits text in a way that has no known name in GGUF files; convert this model with llama.cpp's "
             "own script."
@@ -125,6 +119,24 @@ def _add_tokenizer(writer: gguf.GGUFWriter, model: Path, size: int) -> None:
     writer.add_token_types(types)
     writer.add_add_bos_token(False)  # the chat template writes every special token
     gguf.SpecialVocab(model, load_merges=True, n_vocab=size).add_to_gguf(writer, quiet=True)
+
+
+def _splitter(parts: Sequence[dict[str, Any]]) -> str | None:
+    """llama.cpp's name for how a tokenizer splits text before the merges, None when it has none.
+
+    The greedy tokens of a prompt cannot show a wrong name: they are compared behind token ids.
+    """
+    *before, last = parts
+    if last.get("type") != "ByteLevel" or last["add_prefix_space"]:
+        return None
+    splits = last.get("use_regex", True)
+    if splits and not before:
+        return "gpt-2"
+    if splits and before == [{"type": "Digits", "individual_digits": True}]:
+        return "smollm"
+    if not splits and [part.get("pattern") for part in before] == [{"Regex": PRETOKENIZE_REGEX}]:
+        return "qwen2"
+    return None
 
 
 def greedy_tokens(model: Path, prompts: Sequence[Sequence[int]], length: int = 32) -> list[list[int]]:

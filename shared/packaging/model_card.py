@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,17 @@ def model_card(model: Path) -> str:
             f"stage (--only report --run-name {run.path.name}) or name the model of another run."
         )
     facts: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    base = _BASES.get(facts["model"], facts["model"])
     licence = _LICENSES.get(facts["model"], "other")
+    base = _BASES.get(facts["model"], facts["model"])
+    on_a_hub = re.fullmatch(r"\w[\w.-]*/[\w.-]+", base) is not None and not Path(base).exists()
+    if not on_a_hub:
+        base = Path(base).name  # where a folder lies is nobody else's business
+    facts["model"] = base
     summaries = {one["name"]: one["summary"] for one in facts["models"]}
     summary = summaries.get(stage)
     head = ModelCardData(
         model_name=f"{run.path.name}-{stage}",
-        base_model=base,
+        base_model=base if on_a_hub else None,
         license=licence,
         license_name=None if licence != "other" else "that-of-the-base-model",
         language="en",

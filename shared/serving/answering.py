@@ -147,14 +147,7 @@ def chosen(args: argparse.Namespace) -> tuple[Config, Path | Endpoint, Database]
             f"{config.runs_dir} holds no trained model; run the pipeline first, or give --model FOLDER, or --endpoint "
             "URL with --tokenizer FOLDER."
         )
-    recorded = read_object(model.resolve().parent.parent / "config.json")
-    kept = [
-        f"{section}.{name}={'null' if value is None else value}"
-        for section in _RECORDED
-        for name, value in (recorded.get(section) or {}).items()
-        if name in getattr(config, section).model_dump()
-    ]
-    config = load_config(args.config, args.profile, [*kept, *args.overrides])
+    config = trained_with(model, args)
     subject: Path | Endpoint = model
     if args.endpoint:
         check_address("--endpoint", args.endpoint)
@@ -165,10 +158,23 @@ def chosen(args: argparse.Namespace) -> tuple[Config, Path | Endpoint, Database]
     return config, subject, Database(database, config.sandbox)
 
 
-def newest_model(runs: Path) -> Path | None:
-    """The model of the training stage that finished last in any run."""
+def trained_with(model: Path, args: argparse.Namespace) -> Config:
+    """The settings of a command line, the agent's and the sandbox's from the run that trained `model`."""
+    recorded = read_object(model.resolve().parent.parent / "config.json")
+    known = load_config(args.config, args.profile, args.overrides).model_dump()
+    kept = [
+        f"{section}.{name}={'null' if value is None else value}"
+        for section in _RECORDED
+        for name, value in (recorded.get(section) or {}).items()
+        if name in known[section]
+    ]
+    return load_config(args.config, args.profile, [*kept, *args.overrides])
+
+
+def newest_model(runs: Path, run_name: str = "*") -> Path | None:
+    """The model of the training stage that finished last in the run `run_name`, or in any run."""
     manifests = sorted(
-        (file for stage in ("sft", "grpo") for file in runs.glob(f"*/{stage}/manifest.json")),
+        (file for stage in ("sft", "grpo") for file in runs.glob(f"{run_name}/{stage}/manifest.json")),
         key=lambda file: file.stat().st_mtime,
     )
     models = [Path((read_manifest(file.parent) or {"outputs": {}})["outputs"].get("model", "")) for file in manifests]
@@ -197,6 +203,8 @@ def serving(subject: Path | Endpoint, config: Config, *, announce: bool = False)
     with contextlib.ExitStack() as stack:
         with contextlib.redirect_stdout(sys.stderr):
             print(f"starting the model server for {model} (log: {folder / 'vllm.log'}) …", flush=True)
+            if not announce:
+                print("it ends with this command; while `serve` runs, `ask` uses its server and is quick", flush=True)
             url = stack.enter_context(vllm_server(model, config, folder))
         if announce:
             state = {"model": str(model), "endpoint": url, "context": config.agent.context_tokens, "pid": os.getpid()}

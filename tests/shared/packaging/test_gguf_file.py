@@ -13,6 +13,14 @@ pytestmark = pytest.mark.slow
 PROMPT, LEARNT = QUESTIONS[0], "There are 42 open claims in the whole database."
 
 
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+DIGITS = {"type": "Digits", "individual_digits": True}
+
+
+def sequence(first: dict[str, object]) -> dict[str, object]:
+    return {"type": "Sequence", "pretokenizers": [first, BYTES]}
+
+
 def prompts(folder: Path) -> list[list[int]]:
     from shared.agent.prompts import TOOLS, opening_messages
     from shared.models.chat_template import ChatTemplate
@@ -85,6 +93,9 @@ def test_rows_in_the_wrong_order_are_noticed(model: Path, tmp_path: Path, monkey
         ("config.json", {"architectures": ["MambaForCausalLM"]}, "has architecture MambaForCausalLM"),
         ("config.json", {"rope_scaling": {"rope_type": "yarn"}}, "has scaled rotary positions"),
         ("tokenizer.json", {"pre_tokenizer": {"type": "Whitespace"}}, "no known name in GGUF files"),
+        ("tokenizer.json", {"pre_tokenizer": BYTES | {"add_prefix_space": True}}, "no known name in GGUF files"),
+        ("tokenizer.json", {"pre_tokenizer": sequence(DIGITS | {"individual_digits": False})}, "no known name"),
+        ("tokenizer.json", {"pre_tokenizer": sequence({"type": "Split", "pattern": {"Regex": "a"}})}, "no known name"),
     ],
 )
 def test_what_cannot_be_converted_is_said(

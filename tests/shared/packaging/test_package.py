@@ -50,6 +50,35 @@ def test_the_card_says_data_recipe_figures_limits_and_license(run: RunDirectory)
         assert f"## {title}\n" in body
 
 
+@pytest.mark.parametrize("base", ["/home/ann/private-work/base", "private-work/base"])
+def test_a_card_does_not_say_where_a_base_model_lies(
+    run: RunDirectory, tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("private-work/base").mkdir(parents=True)
+    report = run.report / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"model": base}))
+    card = model_card(run.grpo / "model")
+    assert "private-work" not in card
+    assert "base_model" not in yaml.safe_load(card.split("---\n", 2)[1])
+    assert "trained from base (" in card
+
+
+def test_a_base_model_of_a_hub_is_named_in_full(run: RunDirectory) -> None:
+    report = run.report / "report.json"
+    report.write_text(json.dumps(json.loads(report.read_text()) | {"model": "Some/Base-1B"}))
+    assert yaml.safe_load(model_card(run.grpo / "model").split("---\n", 2)[1])["base_model"] == "Some/Base-1B"
+
+
+def test_the_model_of_a_named_run_is_taken(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    package(arguments(run, "--run-name", "trial", "--dry-run"))
+    assert f"model {run.grpo / 'model'}" in capsys.readouterr().out
+    with pytest.raises(UserError, match="other holds no trained model"):
+        package(arguments(run, "--run-name", "other"))
+    with pytest.raises(UserError, match="may hold only letters"):
+        package(arguments(run, "--run-name", "*"))
+
+
 def test_a_model_of_no_reported_run_has_no_card(run: RunDirectory) -> None:
     (run.report / "report.json").unlink()
     with pytest.raises(UserError, match=r"belongs to no run with a report.*--only report --run-name trial"):

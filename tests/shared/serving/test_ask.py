@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -133,6 +134,21 @@ def test_a_missing_database_is_named(tmp_path: Path) -> None:
     trained(tmp_path, "sft", 1_000)
     with pytest.raises(UserError, match=r"no database nowhere\.sqlite"):
         ask(args)
+
+
+def test_who_asks_without_a_server_is_told_how_the_next_answer_comes_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The server's start, which takes vLLM half a minute, is replaced."""
+    trained(tmp_path, "sft", 1_000)
+    with scripted_server(says_sql(COUNT, "Two cities.")) as url:
+        monkeypatch.setattr("shared.serving.answering.vllm_server", lambda *_: contextlib.nullcontext(url))
+        ask(arguments(tmp_path, "How many per city?"))
+    told = capsys.readouterr()
+    assert "starting the model server" in told.err
+    assert "it ends with this command; while `serve` runs, `ask` uses its server and is quick" in told.err
+    assert "Two cities." in told.out
+    assert not (tmp_path / "runs" / STATE_FILE).exists()
 
 
 def test_the_model_server_of_a_running_serve_is_used(tmp_path: Path) -> None:
