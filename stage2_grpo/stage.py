@@ -228,8 +228,11 @@ def plan(config: Config, run: RunDirectory) -> list[str]:
     steps, changes = f"{grpo.total_steps} steps" if grpo.total_steps else f"all steps of {grpo.epochs} epoch(s)", ""
     if (train := run.data / "train.jsonl").exists():
         count = sum(1 for _ in read_questions(train))
-        fit = fit_to_questions(config, count)
-        steps, grpo, changes = f"{total_steps(fit, count)} steps", fit.grpo, fitted(config, fit)
+        try:
+            fit = fit_to_questions(config, count)
+            steps, grpo, changes = f"{total_steps(fit, count)} steps", fit.grpo, fitted(config, fit)
+        except UserError as problem:  # no refusal: the data stage may still make other questions
+            changes = f"as they are, stage 2 refuses them: {problem}"
     played = grpo.train_batch_size * grpo.oversample
     return [
         f"grpo: start from {named or f'the checkpoint of {run.sft}'}{there}",

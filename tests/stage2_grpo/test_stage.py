@@ -172,6 +172,13 @@ def test_the_plan_counts_the_steps_that_the_questions_make(config: Config, run: 
     assert "      4 steps, each of 3 questions x 4 episodes" in shown
 
 
+def test_the_plan_does_not_refuse_questions_that_the_data_stage_may_replace(config: Config, run: RunDirectory) -> None:
+    run.data.mkdir(parents=True)
+    write_jsonl(run.data / "train.jsonl", [Question("q", "d", "?", "SELECT 1", "d")])
+    (said,) = (line for line in stage.plan(config, run) if "stage 2 refuses them" in line)
+    assert "1 training questions do not fill one batch" in said
+
+
 @pytest.mark.parametrize(("oversample", "played", "steps"), [(1, 3, 8), (2, 6, 4), (9, 24, 1)])
 def test_oversampled_questions_make_fewer_steps(oversample: int, played: int, steps: int) -> None:
     config = load_config(PIPELINE, "cpu", [f"grpo.oversample={oversample}", "grpo.total_steps=null"])
