@@ -10,8 +10,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from shared.errors import UserError
+from shared.records import read_questions
 from shared.report.__main__ import MODELS, outcome
-from shared.runs.manifest import RunDirectory, read_object
+from shared.runs.manifest import RunDirectory, question_file, read_object
 
 _LICENSES = {"smollm2-135m": "apache-2.0", "Qwen/Qwen2.5-Coder-1.5B-Instruct": "apache-2.0"}
 _BASES = {"smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -59,10 +60,11 @@ def model_card(model: Path) -> str:
     settings = read_object(run.path / "config.json")
     recipe = [
         f"- {part}.{name}: {settings[part][name]}"
-        for part in ("sft", "grpo")[: 1 + (stage == "grpo")]
+        for part in (("sft", "grpo") if stage == "grpo" else ("sft",))
         for name in _RECIPE[part]
         if name in (settings.get(part) or {})
     ]
+    train, test = (sum(1 for _ in read_questions(question_file(run, split))) for split in ("train", "test"))
     sources = [Path(source["path"]).name for source in (settings.get("data") or {}).get("sources", ())]
     levels = summary["accuracy_by"].get("difficulty", {}) if summary else {}
     by_level = "; ".join(f"{level} questions {found['mean']:.0%}" for level, found in levels.items())
@@ -74,8 +76,8 @@ def model_card(model: Path) -> str:
         "## Results",
         outcome(facts),
         "## Data",
-        f"Training questions: {_count(run.data / 'train.jsonl')}; test questions: {_count(run.data / 'test.jsonl')}. "
-        f"Sources: {', '.join(sources)}. No test question and no database named unseen was part of the training.",
+        f"Training questions: {train}; test questions: {test}. Sources: {', '.join(sources)}. No test question and no "
+        "database named unseen was part of the training.",
         "## Recipe",
         "\n".join(recipe),
         "## Limits",
@@ -98,8 +100,3 @@ def _results(summary: dict[str, Any]) -> list[EvalResult]:
             metric_value=round(summary["accuracy"]["mean"], 4),
         )
     ]
-
-
-def _count(file: Path) -> int:
-    with file.open(encoding="utf-8") as lines:
-        return sum(1 for _ in lines)

@@ -15,14 +15,8 @@ from shared.errors import UserError
 from shared.runs import manifest as runs
 from stage2_grpo.checkpoints.files import newest_step, step_folder
 
-_ORDER = (
-    "data",
-    "train",
-    "seed",
-    "gate",
-    "grpo.train_batch_size",
-    "grpo.oversample",
-)  # what the order of the training rows depends on
+# What the order of the training rows depends on.
+_ORDER = ("data", "train", "seed", "gate", "grpo.train_batch_size", "grpo.oversample")
 
 
 def stage_inputs(config: Config, model: Path, train: Path, validation: Path) -> dict[str, Any]:
